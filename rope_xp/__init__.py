@@ -6,7 +6,7 @@
 >>> q, k = rope_xp.apply(q, k, positions=np.arange(6), layout="half")
 """
 
-from rope_xp import scaling
+from rope_xp import _safe_path, scaling  # noqa: F401  # the first acts when it is imported
 from rope_xp._core.caches import clear_caches
 from rope_xp._core.errors import MissingBackendError, RopeConfigError, RopeError
 from rope_xp._dispatch import libraries as _libraries  # noqa: F401  # fills the table of find

@@ -1,6 +1,5 @@
 """The command line: ``rope-xp COMMAND``, or ``python -m rope_xp COMMAND``."""
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
@@ -42,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run_command(arguments: Sequence[str] | None) -> int:
     script = Path(sys.argv[0]).stem == "rope-xp"
-    parser = argparse.ArgumentParser(
+    parser = terminal.Parser(
         prog="rope-xp" if script else "python -m rope_xp",
         description="One rotary position embedding for every array library.",
     )
@@ -60,6 +59,9 @@ def _run_command(arguments: Sequence[str] | None) -> int:
         return terminal.fail(options.command, f"{error.filename}: {error.strerror}")
     except RopeError as error:
         return terminal.fail(options.command, str(error))
+    except SystemExit as stop:  # of a module or function that it called; it says nothing of RoPE
+        reason = f"code that it called ended the program with {stop.code!r}; nothing was checked"
+        return terminal.fail(options.command, reason, status=2)
 
 
 if __name__ == "__main__":

@@ -85,13 +85,14 @@ def measure(name: str, dtype: str, tokens: int, repeat: int, heads: tuple[int, i
 def _print_rows(tokens: int, heads: tuple[int, int], rows: list[BenchRow]) -> None:
     """Print the tables, in lines of 80 columns at most."""
     q, k = (f"(1, {tokens}, {count}, {HEAD_DIM})" for count in heads)
-    print(f"q {q} and k {k}, layout 'half',")
-    print("into new arrays. Figures are median [min, max].")
+    terminal.write(f"q {q} and k {k}, layout 'half',")
+    terminal.write("into new arrays. Figures are median [min, max].")
     timed_rows = [
         (r.target, r.dtype, *map(str, (r.milliseconds, r.times_copy, r.times_usual))) for r in rows
     ]
     terminal.table(("target", "dtype", "ms", "x a copy", "x the formula"), timed_rows, 2)
-    print("x a copy: time to copy q and k to new arrays in this library / time to rotate")
-    print("x the formula: time of Hugging Face's Llama formula (jax: jitted) / the same\n")
+    terminal.write("x a copy: time to copy q and k to new arrays in this library / time to rotate")
+    terminal.write("x the formula: time of Hugging Face's Llama formula (jax: jitted) / the same")
+    terminal.write("")
     token_rows = [(row.target, row.dtype, row.path, str(row.token_microseconds)) for row in rows]
     terminal.table(("target", "dtype", "path", "one token, us"), token_rows, 3)

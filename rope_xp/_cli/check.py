@@ -1,8 +1,9 @@
-"""Identify the RoPE of a function, or check that of a model. Exit with 1 if something is wrong.
+"""Run a function to identify its RoPE, or read a model's. Exit with 1 if something is wrong.
 
 TARGET is ``package.module:function``, called as ``function(q, k, positions)`` or ``function(x,
 positions)``; or a folder with a config.json, or that file. For a folder, the configuration is read,
-and with ``--weights`` the model too: only from safetensors, and without code that comes with it.
+and with ``--weights`` the model too: only from safetensors, without network, and without code that
+comes with it. If a module or function exits, nothing is known, and the status is 2.
 
 The JSON object for a function has its ``rope``, the ``error`` by position (null where positions are
 rejected), ``notes``, ``faults``, and ``differences`` from ``--config``. If the function is no RoPE,
@@ -10,8 +11,7 @@ it has only ``faults``. The object for a model has ``findings``.
 """
 
 import argparse
-import importlib.util
-import json
+import importlib
 import math
 import pkgutil
 import re
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from rope_xp._arguments.fields import LAYOUTS
-from rope_xp._cli import inspect_config, plots, suspicions, terminal
+from rope_xp._cli import inspect_config, plots, suspicions, terminal, weights
 from rope_xp._cli.reading import read_config
 from rope_xp._core.errors import BROKEN, RopeConfigError, RopeError
 from rope_xp.hf import _files, from_hf_config
@@ -32,7 +32,8 @@ from rope_xp.testing import Identified, Measured, _box, _compare, identify
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    target_help = "package.module:function, a folder with a config.json, or that file"
+    target_help = "package.module:function, whose module is imported from here or where packages "
+    target_help += "are, and which is called; or a folder with a config.json, or that file"
     parser.add_argument("target", metavar="TARGET", help=target_help)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     plot_help = "draw the measured frequencies and those of the nearest scaling"
@@ -86,7 +87,7 @@ def _check_function(options: argparse.Namespace) -> int:
             fault = f"{error.summary}. {advice}"
         if not options.json:
             return terminal.fail("check", fault)
-        print(json.dumps({"target": options.target, "faults": [fault]}, indent=2))
+        terminal.write_json({"target": options.target, "faults": [fault]})
         return 1
     mismatches = []
     if isinstance(expected, RoPE):
@@ -107,7 +108,7 @@ def _check_function(options: argparse.Namespace) -> int:
             "error": {str(p): e if math.isfinite(e) else None for p, e in result.error.items()},
             "differences": mismatches,
         }
-        print(json.dumps(report, indent=2, allow_nan=False))
+        terminal.write_json(report, allow_nan=False)
     else:
         _print_result(options, result, mismatches)
     return int(bool(result.faults or mismatches))
@@ -133,17 +134,18 @@ def _import_target(target: str) -> Callable[..., Any]:
 
 
 def _print_result(options: argparse.Namespace, result: Identified, mismatches: list[str]) -> None:
-    print(terminal.folded("", f"{options.target} rotates by this RoPE:", 0))
+    terminal.write_folded(f"{options.target} rotates by this RoPE:", indent=0)
     absent = {"rotary_dim": "all components", "scaling": "none", "position_axes": "none"}
     shown = [(n, absent[n] if value is None else value) for n, value in vars(result.rope).items()]
-    print(terminal.plain_pairs([(f"  {name}", str(value)) for name, value in shown]) + "\n")
+    terminal.write_pairs([(f"  {name}", str(value)) for name, value in shown])
+    terminal.write("")
     errors = {p: f"{e:.1e}" if math.isfinite(e) else "rejected" for p, e in result.error.items()}
     rows = [(f"below {position}", error) for position, error in errors.items()]
     title = "largest error of cos and sin" + ", apart from faults" * bool(result.faults)
     terminal.table(("positions", title), rows, text_columns=1)
     sections = {"notes": result.notes, "faults": result.faults}
     for title, sentences in {**sections, f"differences from {options.config}": mismatches}.items():
-        terminal.print_list(title, sentences)
+        terminal.write_list(title, sentences)
     outcome = "nothing is wrong"
     if result.faults or mismatches:
         outcome = "wrong; the lists above say why"
@@ -154,7 +156,8 @@ def _print_result(options: argparse.Namespace, result: Identified, mismatches: l
     if options.config is not None:
         scope += f"; layout, slice, base, scaling and attention factor, against {options.config}"
     lines = {"checked": scope, "not checked": "gradients, dtypes other than float32"}
-    print("\n" + terminal.plain_pairs([*lines.items(), ("result", outcome)]))
+    terminal.write("")
+    terminal.write_pairs([*lines.items(), ("result", outcome)])
 
 
 def _check_model(options: argparse.Namespace) -> int:
@@ -166,39 +169,18 @@ def _check_model(options: argparse.Namespace) -> int:
     row = {"severity": severity, "module": "config.json", "kind": "configuration"}
     rest = {"effect": None, "fix": "Correct the file"}
     findings = [{**row, "what": sentence, **rest} for sentence in sentences]
-    findings += _check_weights(options) if options.weights else ()
+    if options.weights:
+        folder = Path(options.target)
+        model = weights.load_model(folder if folder.is_dir() else folder.parent)
+        check = importlib.import_module("rope_xp.integrations.transformers").check
+        findings += [vars(finding) for finding in check(model)]
     if options.plot is not None:
         inspect_config.draw_config(options.plot, read_config(options.target, options.layout))
     if options.json:
-        print(json.dumps({"target": options.target, "findings": findings}, indent=2))
+        terminal.write_json({"target": options.target, "findings": findings})
     else:
         _print_findings(options, findings)
     return int(any(options.strict or row["severity"] == "error" for row in findings))
-
-
-def _check_weights(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return the findings of the model as transformers loads it."""
-    missing = [n for n in ("torch", "transformers") if importlib.util.find_spec(n) is None]
-    if missing:
-        names = " and ".join(missing)
-        raise RopeError(f"--weights needs {names} (pip install 'rope-xp[torch,transformers]')")
-    folder = Path(options.target)
-    folder = folder if folder.is_dir() else folder.parent
-    if not list(folder.glob("*.safetensors")):
-        raise RopeError(f"{folder} has no *.safetensors file; --weights reads no other format")
-    transformers = importlib.import_module("transformers")
-    check = importlib.import_module("rope_xp.integrations.transformers").check
-    verbosity = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()  # it would list weights of the head as unexpected
-    try:
-        model = transformers.AutoModel.from_pretrained(
-            folder, use_safetensors=True, trust_remote_code=False, local_files_only=True
-        )
-    except (ValueError, KeyError, RuntimeError) as error:
-        raise RopeError(f"{folder}: transformers cannot load it: {error}") from error
-    finally:
-        transformers.logging.set_verbosity(verbosity)
-    return [vars(finding) for finding in check(model)]
 
 
 def _print_findings(options: argparse.Namespace, findings: list[dict[str, Any]]) -> None:
@@ -217,8 +199,10 @@ def _print_findings(options: argparse.Namespace, findings: list[dict[str, Any]])
         terminal.table(names, rows, text_columns=4)
     for row in findings:
         stop = "" if row["what"].endswith("?") else "."
-        print(terminal.folded(f"\n{row['module']}: ", f"{row['what']}{stop} {row['fix']}.", 2))
+        terminal.write("")
+        terminal.write_folded(f"{row['what']}{stop} {row['fix']}.", f"{row['module']}: ")
     counts = ", ".join(f"{severities.count(s)} {s}(s)" for s in ("error", "warning"))
     lines = [("checked", checked), ("not checked", skipped)]
     outcome = counts if findings else "nothing is wrong"
-    print("\n" * bool(rows) + terminal.plain_pairs([*lines, ("result", outcome)]))
+    terminal.write(*[""] * bool(rows))
+    terminal.write_pairs([*lines, ("result", outcome)])

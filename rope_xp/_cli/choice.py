@@ -2,7 +2,6 @@
 
 import argparse
 import importlib.util
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
@@ -69,7 +68,7 @@ def print_missing(chosen: list[targets.Target], skipped: list[Skipped]) -> None:
         if names and importlib.util.find_spec(package) is None:
             hint = f"not installed (pip install {package}); {loss}"
             lines.append(f"{package}: {hint}: {', '.join(names)}")
-    terminal.print_lines(lines)
+    terminal.write_lines(lines)
 
 
 def run_jobs(jobs: Mapping[str, Callable[[], Row]]) -> tuple[list[Row], list[Skipped]]:
@@ -92,4 +91,4 @@ def print_json(
     """Print one JSON object: the inputs, the rows, the skipped targets and other facts."""
     names = {"tokens": tokens, "heads": dict(zip("qk", heads, strict=True)), "head_dim": HEAD_DIM}
     report = {**names, "layout": "half", "base": BASE, "rows": rows, "skipped": skipped, **facts}
-    print(json.dumps(report, indent=2, default=vars))
+    terminal.write_json(report, default=vars)

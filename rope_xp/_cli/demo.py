@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
     else:
         if rows:
             _print_rows(options.tokens, rows)
-        terminal.print_lines([agreement, *(f"PROBLEM: {text}" for text in problems)])
+        terminal.write_lines([agreement, *(f"PROBLEM: {text}" for text in problems)])
         choice.print_missing(chosen, [s for s in skipped if s.expected])
     return int(bool(problems))
 
@@ -150,17 +150,18 @@ def summarize_agreement(rows: list[DemoRow]) -> str:
 
 
 def _print_rows(tokens: int, rows: list[DemoRow]) -> None:
-    print(f"Compared with the library's usual float32 formula, from position {STARTS[-1]}:")
+    title = "Compared with the library's usual float32 formula, from position"
+    terminal.write(f"{title} {STARTS[-1]}:")
     for row in rows:
         if row.start == STARTS[-1]:
             errors = [f"{e:.0e}".replace("e-0", "e-") for e in (row.max_error, row.usual_max_error)]
             ratio = float(f"{row.usual_max_error / max(row.max_error, 1e-12):.1g}")
             fast = f"{clock.digits(row.times_usual)} times as fast"
-            print(f"{row.target}: error {errors[0]}, usual {errors[1]}: ", end="")
-            print(f"{ratio:,.0f} times as exact; {fast}")
+            exact = f"error {errors[0]}, usual {errors[1]}: {ratio:,.0f} times as exact"
+            terminal.write(f"{row.target}: {exact}; {fast}")
     q, k = (f"(1, {tokens}, {heads}, {HEAD_DIM})" for heads in HEADS)
-    print(f"\nq {q} and k {k}, float32, layout {LAYOUT!r},")
-    print(f"base {BASE:.0f}; errors are the largest differences from float64")
+    terminal.write("", f"q {q} and k {k}, float32, layout {LAYOUT!r},")
+    terminal.write(f"base {BASE:.0f}; errors are the largest differences from float64")
     cells = [
         (
             *(row.target, row.path, str(row.start)),

@@ -2,7 +2,6 @@
 
 import argparse
 import importlib.metadata
-import json
 import os
 import platform
 from collections.abc import Iterator
@@ -34,9 +33,9 @@ def run(options: argparse.Namespace) -> int:
     """Print the report; return the exit status."""
     report = build_report()
     if options.json:
-        print(json.dumps(report, indent=2))
+        terminal.write_json(report)
     else:
-        print(terminal.plain_pairs(list(_format_report(report))))
+        terminal.write_pairs(list(_format_report(report)))
     return 0
 
 

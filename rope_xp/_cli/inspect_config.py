@@ -7,7 +7,6 @@ in tokens; ``by_default`` has the sizes that the configuration leaves out, and
 """
 
 import argparse
-import json
 import math
 import pprint
 import textwrap
@@ -53,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
     if options.plot is not None:
         draw_config(options.plot, reading, options.length)
     if options.json:
-        print(json.dumps(facts, indent=2, allow_nan=False))
+        terminal.write_json(facts, allow_nan=False)
     else:
         print_report(facts)
     return 0
@@ -77,7 +76,7 @@ def draw_config(path: Path, reading: Reading, requested: int | None = None) -> N
         if len(set(contexts.values())) == 1:
             contexts = {"context": min(contexts.values())}
         title = f"{layers.label or 'all layers'}, {layers.rotated} rotated components"
-        drawings[title] = (ropes, layers.rotated, contexts)
+        drawings[terminal.escape(title)] = (ropes, layers.rotated, contexts)
     if not drawings:
         raise RopeError("cannot draw wavelengths: the configuration does not state head_dim")
     plots.write_wavelengths(path, drawings)
@@ -136,7 +135,7 @@ def _measure_wavelengths(layers: Layers, rope: RoPE, length: int | None) -> dict
     slower = [sum(w > n for w in waves) if waves and n else None for n in layers.contexts]
     return {
         "length": length,
-        "fastest": min(waves, default=None),
+        "fastest": min((w for w in waves if w < math.inf), default=None),
         "slowest": None if math.inf in waves else max(waves, default=None),  # JSON has no infinity
         "standing_pairs": waves.count(math.inf) if waves else None,
         "below_one_turn_in_original": slower[0],
@@ -154,19 +153,19 @@ def print_report(report: dict[str, Any]) -> None:
         ("by default", sizes and f"{sizes} (not in the file)"),
         ("not rotated", exempt and f"{len(exempt)} layers: {', '.join(map(str, exempt))}"),
     ]
-    print(terminal.plain_pairs([(name, text) for name, text in facts if text]))
+    terminal.write_pairs([(name, text) for name, text in facts if text])
     rows = []
     for layers in report["layers"]:
         name, count = layers["layer_type"] or "all layers", layers["count"]
         number = "" if count is None else f" ({count})"
-        print(f"\n{name}{number}{'' if layers['rotated'] else ': no positions'}")
+        terminal.write("", f"{name}{number}{'' if layers['rotated'] else ': no positions'}")
         if layers["rotated"]:
             shown = [
                 (f"  {key.replace('_', ' ')}", _format_fact(value))
                 for key, value in layers.items()
                 if key not in _ELSEWHERE and value is not None and value is not False
             ]
-            print(terminal.plain_pairs(shown))
+            terminal.write_pairs(shown)
         for waves in layers["wavelengths"]:
             tokens = [
                 "unknown" if n is None else f"{n:.{2 if n < 100 else 0}f}"
@@ -181,16 +180,18 @@ def print_report(report: dict[str, Any]) -> None:
                 )
             )
     if rows:
-        print()
+        terminal.write("")
         terminal.table(("layers", *_LEGEND), rows, text_columns=1)
-        print(f"\n{terminal.plain_pairs([*_LEGEND.items()])}")
+        terminal.write("")
+        terminal.write_pairs([*_LEGEND.items()])
     for title in ("notes", "suspicious"):
-        terminal.print_list(title, report[title])
+        terminal.write_list(title, report[title])
     if not report["suspicious"]:
-        print("\nsuspicious: nothing; all rotary keys are used and consistent")
+        terminal.write("", "suspicious: nothing; all rotary keys are used and consistent")
     texts_to_paste = [layers["python"] for layers in report["layers"] if layers["python"]]
     if texts_to_paste:
-        print("\nin Python:\n\nimport rope_xp\n", *texts_to_paste, sep="\n")
+        lines = "\n".join(texts_to_paste).split("\n")
+        terminal.write("", "in Python:", "", "import rope_xp", "", *lines)
 
 
 def _format_fact(value: Any) -> str:

@@ -155,5 +155,5 @@ def run(options: argparse.Namespace) -> int:
             draw(axes, ropes, options.head_dim, options.distance or distance)
     except MemoryError as error:
         raise RopeError(f"--distance {options.distance} is too far: {error}") from error
-    print(path)
+    terminal.write(str(path))
     return 0

@@ -81,7 +81,7 @@ def write_wavelengths(
     """Write a picture with axes for each title: the ropes, head_dim and contexts to draw there."""
     with picture(path, len(drawings)) as grid:
         for axes, (title, drawing) in zip(grid, drawings.items(), strict=True):
-            axes.set_title(title)
+            axes.set_title(title, parse_math=False)
             draw_wavelengths(axes, *drawing)
 
 
@@ -98,7 +98,9 @@ def picture(path: Path, drawings: int = 1) -> Iterator[list[Any]]:
     except ImportError as error:
         raise RopeError(f"plots need matplotlib (pip install 'rope-xp[plot]'): {error}") from error
     size = (SIZE[0], SIZE[1] * drawings)
-    with matplotlib.rc_context(LOOK):
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # a matplotlibrc of the current folder may have had TeX run
+        matplotlib.rcParams.update(LOOK)
         figure = figures.Figure(figsize=size, dpi=220, layout="constrained")
         yield list(figure.subplots(drawings, squeeze=False).ravel())
         save(figure, path)

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rope_xp._core.typing import Layout
-from rope_xp.hf import _build, _files, _keys, _scaling, from_hf_config
-from rope_xp.hf._keys import EXTENDED, FLAT, TRAINED, Model
+from rope_xp.hf import _build, _files, _keys, _limits, _scaling
+from rope_xp.hf._keys import EXTENDED, TRAINED, Model
 from rope_xp.rope import RoPE
 from rope_xp.scaling import NTK, Linear, YaRN
 
@@ -77,6 +77,7 @@ class Reading:
         # Llama 4 and SmolLM3 list a 1 for every layer that rotates, or exempt every fourth.
         flags, total = self.part.get("no_rope_layers"), count_layers(self.part, self.model, "")
         if isinstance(flags, list) and flags:
+            _limits.check_size("no_rope_layers", flags, _limits.LAYERS)
             return [i for i, rotates in enumerate(flags) if not rotates]
         interval = _keys.read_size(self.part, "no_rope_layer_interval")
         interval = interval or self.model.unrotated_every
@@ -86,18 +87,19 @@ class Reading:
 def read_config(config: object, layout: Layout | None = None) -> Reading:
     """Read a configuration; arguments as of :func:`rope_xp.from_hf_config`."""
     whole = _files.read_mapping(config)
-    ropes = from_hf_config(whole, layout=layout)
     part = _keys.find_language_part(whole)
     model = _build.find_model(part, layout)
+    ropes = _build.build_ropes(part, model)
     if _list_missing_sizes(part, model):
         model = replace(model, sizes={**_read_default_sizes(part), **model.sizes})
     parameters = _keys.read_layers(part, model)
     layers = []
-    for label, rope in (ropes if isinstance(ropes, dict) else {FLAT: ropes}).items():
+    for label, rope in ropes.items():
         where = f"rope_parameters.{label}" if label else "rope_parameters"
         source = _scaling.Source(part, model, parameters[label] or {}, where)
         head_dim = _read_head_dim(part, model, label)
         rotated = head_dim if rope is None or rope.rotary_dim is None else rope.rotary_dim
+        _limits.check_number("rotated components of a head", rotated, _limits.COMPONENTS)
         depends_on_length = rope is not None and rope.for_length(1) is not rope
         sizes = (head_dim, rotated, _find_contexts(source, rope))
         layers.append(Layers(label, source, rope, *sizes, depends_on_length))
@@ -161,7 +163,7 @@ def _find_contexts(source: _scaling.Source, rope: RoPE | None) -> tuple[int | No
         trained = extended  # Linear and NTK extend a context whose length they do not hold
     if isinstance(scaling, YaRN) and trained is not None and trained == extended:
         # Qwen's files leave max_position_embeddings at the trained length.
-        extended = round(scaling.factor * trained)
+        extended = round(min(scaling.factor * trained, 2.0**63))
     return trained, extended
 
 
@@ -171,6 +173,7 @@ def count_layers(part: Mapping[str, Any], model: Model, label: str) -> int | Non
     if label and isinstance(types, list):
         return types.count(label)
     total = _keys.read_size(part, key) or model.sizes.get(key)
+    _limits.check_number(key, total, _limits.LAYERS)
     if not label or total is None:
         return total
     name = str(part.get("model_type")).removesuffix("_text")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rope_xp._cli.reading import Layers, Reading
-from rope_xp.hf import _build, _keys, _scaling, from_hf_config
+from rope_xp.hf import _build, _keys, _scaling
 from rope_xp.hf._keys import EXTENDED, TRAINED
 from rope_xp.scaling import Linear, LongRoPE, YaRN
 
@@ -68,7 +68,7 @@ class _Watched(UserDict[str, Any]):
 def _find_unread_keys(reading: Reading) -> Iterator[str]:
     """Yield unread keys next to the rotary parameters whose names are about positions."""
     watched = _Watched(reading.part)
-    from_hf_config(watched, layout=reading.layout)
+    _build.build_ropes(watched, _build.find_model(watched, reading.layout))
     read = {*watched.read, *_build.find_ignored_keys(reading.part), *_REPORTED}
     for key, value in reading.part.items():
         if key not in read and _ROTARY.search(key) and value not in (None, False):

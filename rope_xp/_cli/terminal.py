@@ -1,18 +1,50 @@
-"""Numbers from the command line; tables, folded lines and progress for a terminal.
+"""Arguments from the command line, and all that is printed: lines, tables, JSON and progress.
 
-Lines are folded to the width of the terminal, in a file to 80 columns.
+Lines are folded to the width of the terminal, in a file to 80 columns. Only this module prints, so
+that no name or value of a file reaches the terminal unescaped.
 """
 
 import argparse
 import itertools
+import json
 import math
 import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import IO, Any, NoReturn
 
 _CLEAR_LINE = "\r\x1b[K"
+_LONGEST = 4000
+"""Characters of a text that are printed; nobody reads more, and folding takes their square."""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors may name any file."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with 2."""
+        super().error(escape(message))
+
+
+def escape(text: str) -> str:
+    """Return text with escapes, like those of ``repr``, for all that could steer a terminal."""
+    text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def write(*lines: str, file: IO[str] | None = None) -> None:
+    """Print lines to stdout, or to another file."""
+    for line in lines:
+        print(escape(line), file=file)
+
+
+def write_json(report: dict[str, Any], **options: Any) -> None:
+    """Print one JSON object, in which all but printable ASCII is escaped."""
+    print(json.dumps(report, indent=2, **options).replace("\x7f", r"\u007f"))
 
 
 # argparse names these two in its errors: "invalid count value".
@@ -40,42 +72,46 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], text_columns: i
             f"{cell:{'<' if i < text_columns else '>'}{width}}"
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
-        print("  ".join(cells).rstrip())
+        write("  ".join(cells).rstrip())
 
 
-def plain_pairs(pairs: Sequence[tuple[str, str]]) -> str:
-    """Return lines "name: value" with the values aligned."""
+def write_pairs(pairs: Sequence[tuple[str, str]]) -> None:
+    """Print lines "name: value" with the values aligned."""
     width = max(len(name) for name, _ in pairs) + 1
-    return "\n".join(folded(f"{name + ':':<{width}} ", value, width + 1) for name, value in pairs)
+    for name, value in pairs:
+        write_folded(value, f"{name + ':':<{width}} ", width + 1)
 
 
-def print_list(title: str, sentences: Sequence[str]) -> None:
+def write_list(title: str, sentences: Sequence[str]) -> None:
     """Print sentences below a title, one in a line; nothing where there are none."""
     if sentences:
-        print(f"\n{title}:")
-    print_lines(sentences, "- ")
+        write("", f"{title}:")
+    write_lines(sentences, "- ")
 
 
-def print_lines(lines: Iterable[str], start: str = "") -> None:
+def write_lines(lines: Iterable[str], start: str = "") -> None:
     """Print folded lines that begin with ``start``."""
     for line in lines:
-        print(folded(start, line, 2))
+        write_folded(line, start)
 
 
-def folded(start: str, text: str, indent: int) -> str:
-    """Return a line that begins with ``start``, folded; all lines but the first are indented."""
+def write_folded(text: str, start: str = "", indent: int = 2, file: IO[str] | None = None) -> None:
+    """Print a line that begins with ``start``, folded; all lines but the first are indented."""
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 80
     # Names that take half of the line would leave too little of it for values.
     space = " " * (indent if 2 * indent <= columns else 4)
-    wrapper = textwrap.TextWrapper(columns, start, space, break_on_hyphens=False)
-    return "\n".join(wrapper.wrap(text)) or start.rstrip()
+    wrapper = textwrap.TextWrapper(columns, escape(start), space, break_on_hyphens=False)
+    write(*wrapper.wrap(escape(" ".join(text.split()))) or [start.rstrip()], file=file)
 
 
-def fail(command: str, reason: str) -> int:
+def fail(command: str, reason: str, status: int = 1) -> int:
     """Print to stderr why a command stops, in a file as one line; return its exit status."""
     start, text = f"{command}: ", " ".join(reason.split())
-    print(folded(start, text, 2) if sys.stderr.isatty() else start + text, file=sys.stderr)
-    return 1
+    if sys.stderr.isatty():
+        write_folded(text, start, file=sys.stderr)
+    else:
+        write(start + text, file=sys.stderr)
+    return status
 
 
 @contextmanager

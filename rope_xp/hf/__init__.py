@@ -1,7 +1,5 @@
 """Read the rotary embedding of a model from its Hugging Face configuration."""
 
-from rope_xp._arguments import fields
-from rope_xp._core.errors import RopeConfigError, RopeError
 from rope_xp._core.typing import Layout
 from rope_xp.rope import RoPE
 
@@ -30,7 +28,8 @@ def from_hf_config(
     ------
     RopeConfigError
         If a key is missing, unknown or misspelt, a value invalid, rope_type unknown, or model_type
-        unknown without a layout; if no RoPE can express the rotary embedding.
+        unknown without a layout; if no RoPE can express the rotary embedding; if the configuration
+        is larger or deeper than that of any model.
     RopeError, TypeError
         If layout is none of the three, or config has another type.
     FileNotFoundError
@@ -52,20 +51,8 @@ def from_hf_config(
     RoPE(base=10000.0, layout='interleaved', rotary_dim=64, rotary_offset=0, scaling=None, \
 position_axes=None)
     """
-    from rope_xp.hf import _build, _files, _keys, _scaling  # needed by few programs
+    from rope_xp.hf import _build, _files, _keys  # needed by few programs
 
-    if layout is not None:
-        fields.check_layout(layout)
     part = _keys.find_language_part(_files.read_mapping(config))
-    model = _build.find_model(part, layout)
-    ropes: dict[str, RoPE | None] = {}
-    for label, parameters in _keys.read_layers(part, model).items():
-        where = ".".join(filter(None, (_keys.parameters_key(part), label)))
-        try:
-            source = _scaling.Source(part, model, parameters or {}, where)
-            ropes[label] = None if parameters is None else _build.build_rope(source)
-        except RopeConfigError:
-            raise
-        except (RopeError, TypeError, OverflowError) as error:
-            raise RopeConfigError(f"{where}: {error}") from error
+    ropes = _build.build_ropes(part, _build.find_model(part, layout))
     return ropes.get("") or ropes

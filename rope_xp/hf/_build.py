@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from rope_xp._arguments import fields
 from rope_xp._core import numbers
 from rope_xp._core.errors import RopeConfigError, RopeError
 from rope_xp._core.typing import Layout
-from rope_xp.hf import _keys, _scaling
+from rope_xp.hf import _keys, _limits, _scaling
 from rope_xp.hf._models import MODELS, UNSUPPORTED
 from rope_xp.rope import RoPE
 
@@ -17,9 +18,28 @@ _TYPE_IGNORED = ("modernbert", "modernbert-decoder")
 """Models whose files have "absolute" for an older class, and whose code does not read it."""
 
 
+def build_ropes(part: Mapping[str, Any], model: _keys.Model) -> dict[str, RoPE | None]:
+    """Return the RoPE of each layer type, ``FLAT`` if all share it, or None without positions."""
+    ropes: dict[str, RoPE | None] = {}
+    for label, parameters in _keys.read_layers(part, model).items():
+        where = ".".join(filter(None, (_keys.parameters_key(part), label)))
+        try:
+            source = _scaling.Source(part, model, parameters or {}, where)
+            ropes[label] = None if parameters is None else build_rope(source)
+        except RopeConfigError:
+            raise
+        except (RopeError, TypeError, ArithmeticError) as error:
+            raise RopeConfigError(f"{where}: {error}") from error
+    return ropes
+
+
 def find_model(config: Mapping[str, Any], layout: Layout | None = None) -> _keys.Model:
     """Return the row of the model type; a plain one for an unknown type whose layout is given."""
-    name = str(config.get("model_type") or "")
+    if layout is not None:
+        fields.check_layout(layout)
+    name = config.get("model_type") or ""
+    if not isinstance(name, str):
+        raise RopeConfigError(f"model_type must be a string; got {name!r}")
     row = get_row(name)
     obstacle = _find_obstacle(name, config, row)
     if obstacle is not None:
@@ -52,7 +72,7 @@ def get_row(model_type: object) -> _keys.Model | None:
 
 def _is_rotary(part: object) -> bool:
     return isinstance(part, Mapping) and (
-        part.get("model_type") in MODELS or any(key in part for key in _keys.ROTARY_KEYS)
+        str(part.get("model_type")) in MODELS or any(key in part for key in _keys.ROTARY_KEYS)
     )
 
 
@@ -93,6 +113,7 @@ def build_rope(source: _scaling.Source) -> RoPE:
     count = head_dim if rotary_dim is None else rotary_dim
     if count is not None and (count % 2 or (head_dim is not None and count > head_dim)):
         raise RopeError(f"cannot rotate {count} components in pairs in a head of {head_dim}")
+    _limits.check_number("rotated components of a head", count, _limits.COMPONENTS)
     is_last = source.model.trailing or source.config.get("qk_rope_head_dim") is not None
     rope = RoPE(
         base=base,
@@ -112,6 +133,8 @@ def _read_dims(source: _scaling.Source) -> tuple[int | None, int | None]:
     """Return head_dim and rotary_dim, each None if it is unknown."""
     config, model, parameters = source.config, source.model, source.parameters
     head_dim = _keys.read_head_dim(config, model)
+    name = "partial_rotary_factor"
+    partial = numbers.check_positive(name, parameters[name])
     if latent := _keys.read_size(config, "qk_rope_head_dim"):
         return None, latent
     if parameters["rope_type"] == "axial":
@@ -119,12 +142,11 @@ def _read_dims(source: _scaling.Source) -> tuple[int | None, int | None]:
         whole = _need_head_dim(head_dim, source, "rope_type 'axial' divides it")
         return whole, 2 * axes * (whole // axes // 2)
     rotary_dim = _keys.read_size(parameters, "rotary_dim") or _keys.read_size(config, "rotary_dim")
-    partial = parameters["partial_rotary_factor"]
     if rotary_dim is None and partial == 1 and "rotary_dim" not in config:  # null: the whole head
         rotary_dim = model.rotary_dim
     if rotary_dim is not None:
         return head_dim, rotary_dim
-    numbers.check_share("partial_rotary_factor", partial)
+    numbers.check_share(name, partial)
     if partial == 1 or parameters["rope_type"] == "proportional":
         return head_dim, None
     whole = _need_head_dim(head_dim, source, f"partial_rotary_factor = {partial} is a share of it")

@@ -8,28 +8,47 @@ from pathlib import Path
 from typing import Any
 
 from rope_xp._core.errors import RopeConfigError
+from rope_xp.hf import _limits
 
 _MODEL_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def read_mapping(config: object) -> Mapping[str, Any]:
-    """Return the configuration as a dictionary."""
-    if not isinstance(config, str | os.PathLike):
-        content = config.to_dict() if hasattr(config, "to_dict") else config
-        if isinstance(content, Mapping):
-            return content
+    """Return the configuration as a dictionary, whose size and depth are within the limits."""
+    if isinstance(config, str | os.PathLike):
+        path = Path(config) / "config.json" if Path(config).is_dir() else Path(config)
+        try:
+            config = read_json(path)
+        except FileNotFoundError as error:
+            if (advice := download_advice(str(path))) is None:
+                raise
+            raise FileNotFoundError(error.errno, advice, str(path)) from error
+    return read_part(config)
+
+
+def read_part(config: object) -> Mapping[str, Any]:
+    """Return a configuration, or a part of one, that is no file."""
+    content = config.to_dict() if hasattr(config, "to_dict") else config
+    if not isinstance(content, Mapping):
         raise TypeError(
             "config must be a dictionary, the path of a config.json or an object with to_dict(); "
             f"got {type(config).__name__}"
         )
-    path = Path(config) / "config.json" if Path(config).is_dir() else Path(config)
+    _limits.check_content(content)
+    return content
+
+
+def read_json(path: Path, most: int = _limits.FILE_BYTES) -> dict[str, Any]:
+    """Return the JSON object in a regular file of at most so many bytes."""
+    if path.exists() and not path.is_file():  # which may block, or never end
+        raise RopeConfigError(f"{path} is no regular file")
+    with path.open("rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise RopeConfigError(f"{path} has more than {most} bytes, which no configuration needs")
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        if (advice := download_advice(str(config))) is None:
-            raise
-        raise FileNotFoundError(error.errno, advice, str(config)) from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        content = json.loads(data.decode())
+    except (ValueError, RecursionError) as error:
         raise RopeConfigError(f"{path} is no JSON: {error}") from error
     if not isinstance(content, dict):
         raise RopeConfigError(f"{path} must hold one JSON object; got {type(content).__name__}")

@@ -9,6 +9,7 @@ from typing import Any
 from rope_xp._core import numbers
 from rope_xp._core.errors import RopeConfigError
 from rope_xp._core.typing import Layout
+from rope_xp.hf import _limits
 
 Parameters = Mapping[str, Any]
 TRAINED, EXTENDED = "original_max_position_embeddings", "max_position_embeddings"
@@ -88,6 +89,7 @@ def find_language_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
         if isinstance(config.get(name), Mapping):
             # A part without a type has that of the whole.
             return find_language_part({"model_type": config.get("model_type"), **config[name]})
+    _limits.check_keys("the configuration", config)
     return config
 
 
@@ -147,17 +149,21 @@ def _split_parameters(
     layer_types = config.get("layer_types") or ()
     if isinstance(layer_types, str) or not isinstance(layer_types, Sequence):
         raise RopeConfigError(f"layer_types must be a list of names; got {layer_types!r}")
+    _limits.check_size("layer_types", layer_types, _limits.LAYERS)
+    declared = {name for name in layer_types if isinstance(name, str)} | {*model.layers}
     nested, flat = {}, {}
     for key, value in parameters.items():
-        is_declared = key in layer_types or key in model.layers
+        is_declared = key in declared
         if isinstance(value, Mapping) or (value is None and is_declared):
             nested[key] = value
         elif is_declared:
             raise RopeConfigError(f"{name}.{key} must be a dictionary of parameters; got {value!r}")
         else:
             flat[key] = value
+    _limits.check_size(f"{name} by layer type", nested, _limits.LAYER_TYPES)
     for label, values in {**nested, FLAT: flat}.items():
         where = f"{name}.{label}" if label else name
+        _limits.check_keys(where, values or {})
         if values and (label or not nested) and _ESSENTIAL.isdisjoint(values):
             key, value = next(iter(values.items()))
             raise RopeConfigError(
@@ -165,6 +171,8 @@ def _split_parameters(
                 f"none of {', '.join(sorted(_ESSENTIAL))}"
             )
         for key, value in (values or {}).items():  # a misspelt one would change the rotation unread
+            if isinstance(value, str | Sequence):
+                _limits.check_size(f"{where}.{key}", value, _limits.COMPONENTS)
             if not (key in _KNOWN | _IGNORED or value is None or isinstance(value, Mapping)):
                 near = difflib.get_close_matches(key, sorted(_KNOWN), n=1)
                 hint = f"did you mean {near[0]}?" if near else "remove it if it changes no rotation"
@@ -199,7 +207,8 @@ def _default_layers(
 
 def _add_rope_type(parameters: Parameters) -> dict[str, Any]:
     """Return the parameters with rope_type, whose old name is type."""
-    return {**parameters, "rope_type": first_value(parameters, "rope_type", "type") or "default"}
+    rope_type = first_value(parameters, "rope_type", "type")
+    return {**parameters, "rope_type": "default" if rope_type is None else rope_type}
 
 
 def _layer_value(config: Mapping[str, Any], key: str, label: str) -> Any:

@@ -50,6 +50,10 @@ def in_float32(x, positions):
 
 class Holder:
     rotate = staticmethod(rotate)
+
+
+def leave(q, k, positions):
+    raise SystemExit(0)
 """
 
 
@@ -156,6 +160,14 @@ def test_a_plot(tmp_path: Path, capsys) -> None:
     assert "nearest scaling" in (tmp_path / "rotate.svg").read_text("utf-8")
 
 
+@pytest.mark.parametrize("target", ["rotates_by_hand:leave", "leaves_at_once:rotate"])
+def test_a_target_that_exits_is_no_pass(target: str, tmp_path: Path, capsys) -> None:
+    (tmp_path / "leaves_at_once.py").write_text("raise SystemExit(0)")
+    status, out, error = run_check(capsys, target)
+    assert (status, out) == (2, "")
+    assert error.startswith("check: code that it called ended the program with 0;")
+
+
 @pytest.mark.parametrize(
     ("target", "message"),
     [
@@ -198,34 +210,6 @@ def test_a_configuration_that_is_odd_or_wrong(tmp_path: Path, capsys) -> None:
     status, out, _ = run_check(capsys, write_config(tmp_path, with_rule(LLAMA, rope_type="warp")))
     assert status == 1
     assert "rope_type 'warp' is not known" in out
-
-
-def test_weights(tmp_path: Path, capsys) -> None:
-    pytest.importorskip("torch")
-    pytest.importorskip("transformers")
-    from support.small_models import make
-
-    model = make("llama")
-    model.save_pretrained(tmp_path)
-    status, out, _ = run_check(capsys, str(tmp_path), "--weights")
-    assert status == 0
-    assert "frequency buffers, cos and sin up to position 131071" in " ".join(out.split())
-    dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
-    make("llama", rope_parameters=dynamic).save_pretrained(tmp_path)
-    status, out, _ = run_check(capsys, str(tmp_path), "--weights", "--json")
-    assert status == 0
-    kinds = [finding["kind"] for finding in json.loads(out)["findings"]]
-    assert "two regimes" in kinds
-
-
-def test_weights_of_other_files_are_not_read(tmp_path: Path, capsys) -> None:
-    pytest.importorskip("torch")
-    pytest.importorskip("transformers")
-    folder = write_config(tmp_path, LLAMA)
-    (tmp_path / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'false'\ntR.")
-    status, _, error = run_check(capsys, folder, "--weights")
-    assert status == 1
-    assert "has no *.safetensors file; --weights reads no other format" in error
 
 
 def test_the_script_is_declared() -> None:

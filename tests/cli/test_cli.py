@@ -2,11 +2,15 @@
 
 import importlib.util
 import json
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
-from support import oracles
+from support import oracles, programs
 
 import rope_xp
 from rope_xp import __main__ as cli
@@ -133,3 +137,14 @@ def test_problems_are_found() -> None:
     rows.append(row("jax:cpu", 0.0, 2.5))
     assert len(demo.find_problems(rows, [])) == 3
     assert demo.summarize_agreement(rows).startswith("THE LIBRARIES DIFFER")
+
+
+def test_python_m_runs_no_file_of_the_current_folder(tmp_path: Path) -> None:
+    for name in ("numpy", "argparse", "llvmlite"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('it ran')\n")
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "head_dim": 64}')
+    command = [sys.executable, "-m", "rope_xp", "inspect", "."]
+    paths = os.pathsep.join((str(programs.ROOT), str(programs.ROOT / "backends")))
+    environment = programs.environment(PYTHONPATH=paths)
+    done = subprocess.run(command, check=False, cwd=tmp_path, env=environment, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")

@@ -1,14 +1,17 @@
 """python -m rope_xp in a terminal of 80 columns, and with a reader that goes away."""
 
 import contextlib
+import json
 import os
 import pty
 import re
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
-from support.inspected import GOLDEN
+from support.inspected import GOLDEN, LLAMA
 
 import rope_xp
 from rope_xp.__main__ import COMMANDS, main
@@ -99,6 +102,55 @@ def test_a_reader_that_goes_away(arguments: list[str], unbuffered: dict[str, str
         assert process.stderr is not None
         assert process.stderr.read() == ""
         assert process.wait(300) == 141  # as a shell reports SIGPIPE
+
+
+# A title, colours, C1 controls, lines of one's own, text from right to left, and half a character.
+STEERING = "\x1b]0;title\x07\x1b[2J\x9b31m\x7f\r\nsuspicious: nothing\u202e\u2028\ud800"
+NAMES: dict[str, dict[str, Any]] = {
+    "a model type": {**LLAMA, "model_type": STEERING},
+    "a layer type": {**LLAMA, "rope_scaling": {STEERING: {"rope_type": "default"}}},
+    "a rotary parameter": {**LLAMA, "rope_scaling": {"rope_type": "linear", STEERING: 1}},
+    "a key": {**LLAMA, f"rope_{STEERING}": 1},
+    "a value": {**LLAMA, "rope_local_base_freq": STEERING},
+    "a part": {"model_type": "clip", STEERING: LLAMA},
+}
+
+
+@pytest.mark.parametrize("command", [["inspect"], ["check"], ["inspect", "--json"]], ids=" ".join)
+@pytest.mark.parametrize("name", NAMES)
+def test_names_and_values_of_a_file_steer_no_terminal(
+    name: str, command: list[str], tmp_path: Path, capsys
+) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(NAMES[name]))
+    main([*command, str(file), "--layout", "half"])
+    out, err = capsys.readouterr()
+    assert not [c for c in out + err if not (c.isprintable() or c == "\n")]
+    assert out.count("\nsuspicious:") <= 1
+    if out and "--json" in command:
+        json.loads(out)
+
+
+def test_names_of_files_steer_no_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = STEERING.replace("\ud800", "\udcff")  # a byte that is no UTF-8
+    Path(name).write_text("{")
+    for arguments in (["inspect", name], ["check", name], ["inspect", f"no-{name}"]):
+        assert main(arguments) == 1
+    with pytest.raises(SystemExit):
+        main(["inspect", "config.json", name])  # one argument too many, such as by inspect *
+    printed = "".join(capsys.readouterr())
+    assert not [c for c in printed if not (c.isprintable() or c == "\n")]
+    assert printed.count("title") >= 4
+
+
+def test_long_texts_are_cut(tmp_path: Path, capsys) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**LLAMA, "rope_" + "x" * 10**6: 1}))
+    assert main(["inspect", str(file)]) == 0
+    assert 4000 < len(capsys.readouterr().out) < 8000
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,55 @@
+"""Bounds of a configuration, far above models': reading one takes a second at most."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from rope_xp._core.errors import RopeConfigError
+
+FILE_BYTES, ENTRIES, DEPTH = 1 << 22, 1 << 18, 32
+"""Of a file; of all dictionaries and lists, and how deep they are in each other. Configurations
+with 21,843 labels have 2 MB and list them twice; those of several parts are five deep."""
+KEYS, LAYERS, LAYER_TYPES = 1024, 1 << 14, 8
+"""Keys of a dictionary that is read, and layers: models have some hundred of each. Types of layers
+with rotary parameters of their own: models have three."""
+COMPONENTS = 4096
+"""Rotated ones of a head, and entries of a list of rotary parameters, or characters of a string.
+Gemma 4 has 512; frequencies of 4096 take 4 ms."""
+_BITS = 1024
+"""Of an integer. No float holds more, and Python may refuse to print it."""
+
+
+def check_content(content: object) -> None:
+    """Check the entries of dictionaries and lists in each other, their depth and integers."""
+    entries, stack = 0, [(content, 0)]
+    while stack:
+        values, depth = stack.pop()
+        if isinstance(values, int):
+            check_number("bits of an integer", values.bit_length(), _BITS)
+        if not isinstance(values, Mapping | list | tuple):
+            continue
+        entries += len(values)
+        check_number("depth of dictionaries and lists", depth, DEPTH)
+        check_number("entries of the configuration", entries, ENTRIES)
+        children = values.values() if isinstance(values, Mapping) else values
+        stack += [(v, depth + 1) for v in children if not isinstance(v, str | float | None)]
+
+
+def check_keys(name: str, values: Mapping[Any, Any]) -> None:
+    """Check that a dictionary has few keys, which are strings."""
+    check_size(name, values, KEYS)
+    for key in values:
+        if not isinstance(key, str):
+            msg = f"{name} must have strings as keys; got one of type {type(key).__name__}"
+            raise RopeConfigError(msg)
+
+
+def check_size(name: str, values: Collection[Any], most: int) -> None:
+    """Check that a list or dictionary is no larger than that of any model."""
+    check_number(f"entries of {name}", len(values), most)
+
+
+def check_number(name: str, number: int | None, most: int) -> None:
+    """Check that a number, if it is known, is no larger than that of any model."""
+    if number is not None and number > most:
+        msg = f"{name} must be at most {most}, more than any model has; got {number}"
+        raise RopeConfigError(msg)
