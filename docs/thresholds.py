@@ -15,7 +15,7 @@ from unittest import mock
 import numpy as np
 from rope_xp_backends.cpu import launch
 from rope_xp_backends.cpu import threads as _threads
-from rope_xp_backends.numpy import chunks as _chunks
+from rope_xp_backends.numpy import paths as _paths
 
 import rope_xp
 from rope_xp._bench import clock, targets
@@ -96,7 +96,7 @@ def chunks() -> str:
     """CHUNK_BYTES: how much numpy rotates at once."""
     lines = ["| chunk, KiB | 4096 tokens, ms |", "|---|---|"]
     sizes = [1 << n for n in range(17, 24)]
-    variants = [Variant(4096, "chunked", _chunks, "CHUNK_BYTES", size) for size in sizes]
+    variants = [Variant(4096, "chunked", _paths, "CHUNK_BYTES", size) for size in sizes]
     for size, time_us in zip(sizes, microseconds(*variants), strict=True):
         lines.append(f"| {size // 1024} | {time_us / 1000:.1f} |")
     return "\n".join(lines)

@@ -85,7 +85,7 @@ class RopeFields:  # noqa: PLW1641  # dataclass adds the hash
         """
         derived = [name for name in ("rotary_dim", "scaling", "position_axes") if name in fields]
         if derived:
-            msg = f"RoPE.axial computes {', '.join(derived)} from sections; leave that out"
+            msg = f"RoPE.axial computes {', '.join(derived)} from sections; omit it"
             raise TypeError(msg)
         scaling = Axial(order=order, sections=sections, bases=bases)  # type: ignore[arg-type]  # it makes tuples
         axes = tuple(axis for axis, _ in _axial.assign_pairs(scaling.sections or (), order))
@@ -154,7 +154,7 @@ class RopeFields:  # noqa: PLW1641  # dataclass adds the hash
         >>> rope_xp.RoPE().wavelengths(4).round(2).tolist()
         [6.28, 628.32]
         """
-        with np.errstate(divide="ignore"):
+        with np.errstate(divide="ignore", over="ignore"):
             return 2.0 * math.pi / self.frequencies(head_dim)
 
     def cos_sin(

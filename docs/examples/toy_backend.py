@@ -28,6 +28,7 @@ class Toylib(Backend):
     """Its tables, and integer positions, are plain numpy arrays."""
 
     numpy_dtypes = True  # x.dtype is a dtype of numpy
+    runs_portable = False  # numpy's operations do not take the arrays
     out_refusal = "toylib cannot write into an array"
 
     def recognises(self, x: object) -> bool:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from rope_xp._arguments import messages
-from rope_xp._core.call import Axes
+from rope_xp._core.call import Axes, NormSpec
 from rope_xp._core.errors import RopeError
 from rope_xp._core.numbers import same_length
 from rope_xp._core.typing import Array
@@ -11,22 +11,27 @@ from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
 from rope_xp._dispatch.norm import QKNorm
 
+NAMES = ("norm.q_weight", "norm.k_weight")
+
 
 def check_norm(
     backend: Backend, arrays: tuple[Array, ...], axes: Axes, rotary_dim: int, norm: Any
-) -> QKNorm | None:
-    """Return the norm of x, or of q and k, whose weights fit them."""
+) -> tuple[NormSpec | None, tuple[Array | None, ...]]:
+    """Return the norm of x, or of q and k, and weights that fit them."""
     if norm is None:
-        return None
+        return None, ()
     if not isinstance(norm, QKNorm):
         msg = f"norm must be a rope_xp.QKNorm; got {type(norm).__name__}"
         raise TypeError(msg)
-    for name, weight in norm.list_weights(len(arrays)):
-        x = arrays[name == "norm.k_weight"]
+    weights, lengths = (norm.q_weight, norm.k_weight)[: len(arrays)], {}
+    argument = "x" if len(arrays) == 1 else "q"
+    for name, x, weight in zip(NAMES, arrays, weights, strict=False):
+        if weight is None:
+            continue
         owner = find.require_backend(weight, name)
         messages.check_float(owner, name, weight)
-        if not messages.check_beside(backend, "q", x, owner, name, weight):
-            raise messages.different_libraries("q", backend, name, owner)
+        if not messages.check_beside(backend, argument, x, owner, name, weight):
+            raise messages.different_libraries(argument, backend, name, owner)
         heads = () if axes.heads is None else (x.shape[axes.heads],)
         shapes = [(*lead, n) for n in (x.shape[-1], rotary_dim) for lead in ((), heads)]
         # Spelled without "in", as lengths may be a compiler's symbols.
@@ -37,4 +42,10 @@ def check_norm(
             fitting = " or ".join(map(str, dict.fromkeys(shapes)))
             msg = f"{name} has shape {tuple(weight.shape)}; it must be {fitting}"
             raise RopeError(msg)
-    return norm
+        lengths[name] = weight.shape[-1]
+    if len(lengths) == 2 and not same_length(*lengths.values()):
+        msg = f"weights must normalize the same components of q and k; their lengths are {lengths}"
+        raise RopeError(msg)
+    over_slice = any(not same_length(n, arrays[0].shape[-1]) for n in lengths.values())
+    spec = NormSpec(float(norm.eps), float(norm.offset), norm.round_between, over_slice)
+    return spec, weights

@@ -1,14 +1,15 @@
 """Check that results can be written to ``out``, before anything is written."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from rope_xp._arguments import messages
+from rope_xp._arguments.norm import NAMES
 from rope_xp._core.errors import RopeError
 from rope_xp._core.memory import MemorySpan, get_span, have_overlap, overlaps_itself
 from rope_xp._core.typing import Array
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
-from rope_xp._dispatch.norm import QKNorm
 
 _NAMES = (("x",), ("q", "k"))
 _LABELS = (("out",), ("out[0]", "out[1]"))
@@ -18,12 +19,14 @@ def check_out(
     backend: Backend,
     arrays: tuple[Array, ...],
     out: Any,
-    tables: tuple[Array, ...] = (),
-    norm: QKNorm | None = None,
+    inputs: Iterable[tuple[str, Array | None]] = (),
+    weights: tuple[Array | None, ...] = (),
+    *,
+    advise_in_place: bool = True,
 ) -> tuple[Array, ...] | None:
     """Return out as a tuple, one array for each of ``arrays`` (x, or q and k); None as it is.
 
-    It must not overlap cos and sin, ``tables``, or weights either.
+    It must not overlap any of ``inputs``, other arrays by argument, or weights of a norm either.
     """
     if out is None:
         return None
@@ -36,23 +39,23 @@ def check_out(
         raise TypeError(f"out must be a tuple ({', '.join(names)}) of arrays; got {type(out)}")
     for label, target, name, x in zip(labels, out, names, arrays, strict=True):
         _check_like(backend, label, target, name, x)
+    for label, target, name, weight in zip(labels, out, NAMES, weights, strict=False):
+        reason = None if weight is None else backend.unwritable_reason(target, weight)
+        if reason is not None:
+            raise RopeError(f"{label}, with {name}: {reason}")
     outputs = [_check_writeable(backend, *pair) for pair in zip(labels, out, strict=True)]
-    named = [*zip((*names, "cos", "sin"), (*arrays, *tables), strict=False)]
-    named += [] if norm is None else norm.list_weights(len(arrays))
-    inputs = [(name, get_span(backend.memory(x))) for name, x in named]
+    named = [*zip(names, arrays, strict=True), *inputs, *zip(NAMES, weights, strict=False)]
+    spans = [(name, get_span(backend.memory(x))) for name, x in named if x is not None]
     first, second = (*outputs, None)[:2]
-    if first and second and have_overlap(first, second):
+    if have_overlap(first, second):
         raise RopeError("out[0] and out[1] overlap; each result needs its own memory")
-    for i, output in enumerate(outputs):
-        if output is None:
-            continue
-        for j, (name, x) in enumerate(inputs):
-            is_same = i == j and x is not None and output.memory[:4] == x.memory[:4]
-            if x is not None and not is_same and have_overlap(output, x):
-                raise RopeError(
-                    f"{labels[i]} overlaps {name} but is not {names[i]} itself; pass "
-                    f"{names[i]} to rotate in place, or an array that shares no memory"
-                )
+    for own, label, output in zip(names, labels, outputs, strict=True):
+        for name, x in spans:
+            is_same = own == name and output and x and output.memory[:4] == x.memory[:4]
+            if not is_same and have_overlap(output, x):
+                in_place = f" but is not {own} itself; pass {own} to rotate in place, or"
+                advice = in_place if name in names and advise_in_place else "; pass"
+                raise RopeError(f"{label} overlaps {name}{advice} an array that shares no memory")
     return tuple(out)
 
 
@@ -75,7 +78,7 @@ def _check_writeable(backend: Backend, label: str, target: Array) -> MemorySpan 
     if memory is None:
         return None
     if not memory.writeable:
-        raise RopeError(f"{label} is read-only; pass a writeable array, or omit out=")
+        raise RopeError(f"{label} is read-only; pass a writeable array")
     if overlaps_itself(memory):
         raise RopeError(f"{label} is a view whose elements share memory; pass a new array")
     return get_span(memory)

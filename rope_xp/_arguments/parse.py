@@ -9,7 +9,12 @@ from rope_xp._arguments.axes import check_fit, parse_axes
 from rope_xp._arguments.fields import slice_of
 from rope_xp._arguments.norm import check_norm
 from rope_xp._arguments.out import check_out
-from rope_xp._arguments.positions import check_components, check_positions_shape, resolve_positions
+from rope_xp._arguments.positions import (
+    check_components,
+    check_fractions,
+    check_positions_shape,
+    resolve_positions,
+)
 from rope_xp._core.call import (
     COUNTED,
     Axes,
@@ -95,10 +100,11 @@ def apply(
         named = (k_positions, "k_positions") if has_k_positions else (positions, "positions")
         k_key = TableKey(rope, k.shape[-1], inverse=False, double=k_double)
         angles.append(_lookup(backend, k_key, k, where, *named))
-    norm = check_norm(backend, (q, k), where, slice_[0], norm)
-    out = check_out(backend, (q, k), out, norm=norm)
-    spec = RotationSpec(where, rope.layout, *slice_, inverse=False)
-    return Call(backend, (q, k), tuple(angles), out, spec, norm)
+    norm, weights = check_norm(backend, (q, k), where, slice_[0], norm)
+    inputs = _list_inputs(positions=angles[0], k_positions=angles[-1])
+    out = check_out(backend, (q, k), out, inputs, weights)
+    spec = RotationSpec(where, rope.layout, *slice_, inverse=False, norm=norm)
+    return Call(backend, (q, k), tuple(angles), out, spec, weights)
 
 
 def rotate(
@@ -109,10 +115,10 @@ def rotate(
     slice_ = slice_of(rope, x.shape[-1])
     table_key = TableKey(rope, x.shape[-1], inverse, double)
     angles = _lookup(backend, table_key, x, where, positions, "positions")
-    norm = check_norm(backend, (x,), where, slice_[0], norm)
-    out = check_out(backend, (x,), out, norm=norm)
-    spec = RotationSpec(where, rope.layout, *slice_, inverse)
-    return Call(backend, (x,), (angles,), out, spec, norm)
+    norm, weights = check_norm(backend, (x,), where, slice_[0], norm)
+    out = check_out(backend, (x,), out, _list_inputs(positions=angles), weights)
+    spec = RotationSpec(where, rope.layout, *slice_, inverse, norm)
+    return Call(backend, (x,), (angles,), out, spec, weights)
 
 
 def rerotate(
@@ -135,7 +141,8 @@ def rerotate(
     old = _lookup(backend, old_key, x, where, old_positions, "old_positions")
     new_key = TableKey(to, head_dim, inverse=False, double=double)
     new = _lookup(backend, new_key, x, where, new_positions, "new_positions")
-    out = check_out(backend, (x,), out)
+    inputs = _list_inputs(old_positions=old, new_positions=new)
+    out = check_out(backend, (x,), out, inputs)
     spec = RotationSpec(where, layouts[0], *slice_, inverse=False)
     return Call(backend, (x,), (RelativeAngles(new, old),), out, spec)
 
@@ -169,6 +176,7 @@ def position_lookup(
     whole, part, position_range = resolve_positions(
         backend, positions, owner, like, table_key.double, "positions"
     )
+    check_fractions(backend, "positions", part, table_key)
     components = count_components(table_key.rope)
     if components:
         check_components("positions", tuple(whole.shape), components)
@@ -192,6 +200,7 @@ def _lookup(
         whole, part, position_range = resolve_positions(
             backend, positions, find_device_owner(positions), x, table_key.double, argument
         )
+        check_fractions(backend, argument, part, table_key)
         rows = whole.shape
         if len(rows) != 1 or rows[0] != tokens or components:
             batch = tuple([x.shape[i] for i in axes.batch])
@@ -199,6 +208,11 @@ def _lookup(
             whole, part = add_token_axis(whole, part, components)
     tables, device = backend.tables(table_key, x), backend.device(x)
     return TableLookup(tables, whole, part, device, tokens, position_range, components, table_key)
+
+
+def _list_inputs(**lookups: TableLookup) -> list[tuple[str, Array | None]]:
+    """Return positions as kernels read them, perhaps in memory of the caller, by argument."""
+    return [(name, x) for name, lookup in lookups.items() for x in (lookup.whole, lookup.part)]
 
 
 def add_token_axis(whole: Array, part: Array | None, components: int) -> tuple[Array, Array | None]:

@@ -39,7 +39,7 @@ def apply_tables(
     tables = _read_tables(backend, "x", x, where, cos, sin, double)
     slice_ = resolve_slice(x.shape[-1], 2 * tables[0].shape[-1], rotary_offset, None)
     spec = RotationSpec(where, layout, *slice_, inverse)
-    out = check_out(backend, (x,), out, tables)
+    out = check_out(backend, (x,), out, zip(("cos", "sin"), tables, strict=True))
     return Call(backend, (x,), _cast(backend, tables, (double,)), out, spec)
 
 
@@ -71,10 +71,10 @@ def rotate(
             f"rope.at(offset + arange({tokens}), like=q), or for positions of shape (batch, 1) if "
             "all tokens of a sequence have the same position"
         )
-    spec = RotationSpec(where, rope.layout, r, offset, inverse)
-    norm = check_norm(backend, arrays, where, r, norm)
-    out = check_out(backend, arrays, out, tables, norm)
-    return Call(backend, arrays, _cast(backend, tables, doubles), out, spec, norm)
+    norm, weights = check_norm(backend, arrays, where, r, norm)
+    spec = RotationSpec(where, rope.layout, r, offset, inverse, norm)
+    out = check_out(backend, arrays, out, zip(("cos", "sin"), tables, strict=True), weights)
+    return Call(backend, arrays, _cast(backend, tables, doubles), out, spec, weights)
 
 
 def check_rope_tables(rope: Rope, cos: Any, sin: Any) -> None:

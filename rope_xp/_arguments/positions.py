@@ -8,9 +8,11 @@ from rope_xp._arguments.messages import check_beside, check_readable
 from rope_xp._core.call import LIMIT, UNKNOWN, PositionRange, get_position_range
 from rope_xp._core.dtypes import FLOATS, INTEGERS
 from rope_xp._core.errors import RopeError
+from rope_xp._core.library import TableKey
 from rope_xp._core.numbers import ROTATED, check_known, same_length
 from rope_xp._core.typing import Array
 from rope_xp._dispatch.backend import Backend
+from rope_xp._rotation.fractions import DOUBLE, SINGLE
 
 _READ = (np.ndarray, int, float, list, tuple, range)
 
@@ -98,6 +100,19 @@ def read_rows(
     if not whole.shape:
         whole, part = whole.reshape(1), None if part is None else part.reshape(1)
     return (whole,) if part is None else (whole, part), position_range
+
+
+def check_fractions(backend: Backend, argument: str, part: Any, table_key: TableKey) -> None:
+    """Check that fractions of a token turn no pair too far. Compiled calls give NaN there."""
+    if part is None or backend.is_compiling():
+        return
+    fastest = float(np.abs(table_key.rope.frequencies(table_key.head_dim)).max())
+    if fastest > (DOUBLE if table_key.double else SINGLE).largest:
+        raise RopeError(
+            f"{argument} has fractions, which need frequencies of at most {SINGLE.largest:g} "
+            f"radians per token, or {DOUBLE.largest:g} with float64 arrays; got {fastest:g} of "
+            f"{table_key.rope!r}. Pass integers"
+        )
 
 
 def wrong_dtype(argument: str, dtype: str) -> TypeError:

@@ -10,6 +10,7 @@ from rope_xp._arguments import messages, parse
 from rope_xp._arguments.out import check_out
 from rope_xp._core.dtypes import INTEGERS
 from rope_xp._core.errors import RopeError
+from rope_xp._core.memory import get_span, have_overlap
 from rope_xp._core.typing import Array
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
@@ -20,8 +21,10 @@ def move_slots(
 ) -> Array:
     """Return the cache with moved keys in these slots, written to ``out`` if there is one."""
     backend, where, _ = parse.check_array(cache, axes)
-    outs, axis = check_out(backend, (cache,), out), where.tokens
+    axis = where.tokens
+    _reject_shards(backend)
     slots, on_host = _check_slots(backend, cache, slots, cache.shape[axis])
+    outs = check_out(backend, (cache,), out, [("slots", None if on_host else slots)])
     slots = backend.asarray(slots, backend.device(cache)) if on_host else slots
     xp = backend.xp
     keys = xp.take(cache, slots, axis=axis)
@@ -40,6 +43,7 @@ def rotate_into_slots(
 ) -> tuple[Array, Array]:
     """Return q, and the key cache ``out[1]`` with k in slots, as ``RoPE.apply`` rotates them."""
     backend, where, *_ = parse.check_pair(q, k, axes, has_k_positions=True)
+    _reject_shards(backend)
     if not isinstance(out, (tuple, list)) or len(out) != 2:
         raise RopeError(f"slots= needs out=(q, k_cache), the cache of these slots; got {type(out)}")
     xp, (q_out, cache), tokens = backend.xp, out, where.batch_tokens
@@ -48,23 +52,34 @@ def rotate_into_slots(
     shape = tuple([k.shape[i] for i in order])
     rows, head = shape[: len(tokens)], (math.prod(shape[len(tokens) : -1]), shape[-1])
     _check_cache(backend, k, cache, head)
-    if backend.out_refusal is None:
-        q_out = xp.empty_like(q) if q_out is None else q_out
-        check_out(backend, (q, cache), (q_out, cache))
-    elif q_out is not None and q_out is not q:
-        raise TypeError(f"out[0] must be None or q with slots=: {backend.out_refusal}")
     flat = (math.prod(cache.shape[:-2]), *head)
     slots, on_host = _check_slots(backend, cache, slots, flat[0], rows)
+    if backend.out_refusal is None:
+        q_out = xp.empty_like(q) if q_out is None else q_out
+        inputs = [("slots", None if on_host else slots)]
+        check_out(backend, (q, cache), (q_out, cache), inputs, advise_in_place=False)
+    elif q_out is not None and q_out is not q:
+        raise TypeError(f"out[0] must be None or q with slots=: {backend.out_refusal}")
     if on_host and slots.size and (np.diff(slots) == 1).all() and _is_flat(backend, cache):
         keys = xp.reshape(xp.reshape(cache, flat)[slots[0] : slots[-1] + 1], shape)
         keys = xp.permute_dims(keys, [*map(order.index, range(len(order)))])
-        return rotate(q, k, axes=axes, out=(q_out, keys), **options)[0], cache
+        if not have_overlap(*(get_span(backend.memory(x)) for x in (k, keys))):
+            return rotate(q, k, axes=axes, out=(q_out, keys), **options)[0], cache
     outs = None if backend.out_refusal else (q_out, xp.empty_like(k))
     if out[0] is None and backend.is_compiling() and not backend.unwritable_reason(cache, k):
         outs = None  # which more paths take
     q_out, keys = rotate(q, k, axes=axes, out=outs, **options)
     keys = xp.reshape(xp.permute_dims(keys, order), (math.prod(rows), *head))
     return q_out, _write_keys(backend, cache, slots, on_host, keys)
+
+
+def _reject_shards(backend: Backend) -> None:
+    """Reject arrays whose shards lie on several processes: slots are those of a whole cache."""
+    if backend.sharded_executor is not None:
+        raise RopeError(
+            f"slots= takes no {backend.name} arrays; pass the shards of this process instead, "
+            "x.to_local() of each array, with the positions and slots of these shards"
+        )
 
 
 def _check_cache(backend: Backend, k: Array, cache: Array, head: tuple[int, int]) -> None:

@@ -55,13 +55,8 @@ def clear_caches() -> None:
     >>> y = rope_xp.RoPE().rotate(np.ones((3, 2, 8)))
     >>> rope_xp.clear_caches()
     """
-    for cache in (*REGISTRY.values(), *{cache for cache, _ in _ORDER}):
+    for cache in (*REGISTRY.values(), *{cache for cache, _ in list(_ORDER)}):
         cache.cache_clear()
-
-
-def cached_bytes() -> int:
-    """Return the bytes of all cached tables."""
-    return sum(_ORDER.values())
 
 
 def _name(function: Any) -> str:
@@ -69,23 +64,50 @@ def _name(function: Any) -> str:
 
 
 class BoundedCache(dict[Any, Any]):
-    """A dict that evicts its oldest entries. Lookups take no lock."""
+    """A cache that approximates LRU eviction. A hit takes no lock.
+
+    The dict holds half of the entries at most. When these fill it, all become ``_old``. Those that
+    are looked up return to the dict, and the others are evicted in order.
+    """
+
+    get: Callable[[Any], Any | None] = dict.__getitem__  # type: ignore[assignment]  # no default
+    """Return the value of a key, or None, by ``__missing__``."""
 
     def __init__(self, name: str, max_entries: int) -> None:
         super().__init__()
         self.max_entries = max_entries
+        self._old: dict[Any, Any] = {}
         REGISTRY[name] = self
 
-    def store(self, key: Any, value: Any) -> None:
-        """Add an entry, and evict the oldest beyond the limit."""
+    def __missing__(self, key: Any) -> Any:
         with QUICK:
+            value = self._old.get(key)
+            if value is not None:
+                self.store(key, value)
+        return value
+
+    def __len__(self) -> int:
+        return super().__len__() + len(self._old)
+
+    def values(self) -> list[Any]:  # type: ignore[override]  # no view, as other threads store
+        with QUICK:
+            return [*super().values(), *self._old.values()]
+
+    def store(self, key: Any, value: Any) -> None:
+        """Add an entry, which is not None, and evict another beyond the limit."""
+        with QUICK:
+            if 2 * super().__len__() >= self.max_entries:
+                self._old.update(self)
+                self.clear()
+            self._old.pop(key, None)
             self[key] = value
-            while len(self) > self.max_entries:
-                del self[next(iter(self))]
+            if len(self) > self.max_entries:
+                del self._old[next(iter(self._old))]
 
     def cache_clear(self) -> None:
         """Evict all."""
         with QUICK:
+            self._old.clear()
             self.clear()
 
 
@@ -98,8 +120,7 @@ _NEWEST = 2
 class TableCache(dict[Any, Any]):
     """Tables by their key. A cache hit runs no Python."""
 
-    def __hash__(self) -> int:  # type: ignore[override]  # a dict has none
-        return id(self)
+    __hash__ = object.__hash__  # type: ignore[assignment]  # a dict has none
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         super().__init__()

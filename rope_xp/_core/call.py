@@ -63,6 +63,18 @@ class Axes(NamedTuple):
         return (*self.batch, self.tokens)
 
 
+class NormSpec(NamedTuple):
+    """RMSNorm of every array of a call before its rotation, weights aside."""
+
+    eps: float
+    weight_offset: float
+    """Added to weights."""
+    round_between: bool
+    """Whether to round to the dtype of the array before the rotation too."""
+    over_slice: bool
+    """Whether the rotated slice alone is normalized."""
+
+
 class RotationSpec(NamedTuple):
     """The rotation of every array of a call, angles aside."""
 
@@ -73,6 +85,7 @@ class RotationSpec(NamedTuple):
     """Start of the rotated slice of head_dim, not negative."""
     inverse: bool
     """Whether to rotate by the negative angle, with input and output layouts swapped."""
+    norm: NormSpec | None = None
 
 
 def get_interleaved(spec: RotationSpec) -> tuple[bool, bool]:
@@ -168,14 +181,22 @@ class Call:
     out: tuple[Array, ...] | None
     """A result for each array, either that array or disjoint from all; None for new arrays."""
     spec: RotationSpec
-    norm: Any = None  # a QKNorm, likewise: of the arrays before their rotation
+    weights: tuple[Array | None, ...] = ()
+    """Of the norm, one for each array, None for an array without; empty without a norm."""
 
-    def groups(
-        self, out: tuple[Array, ...] = (), *, one_dtype: bool
-    ) -> list[tuple[tuple[Array, ...], tuple[Array, ...], AngleSource]]:
-        """Return (arrays, out, source) where arrays share angles, and a dtype if ``one_dtype``."""
-        arrays, angles = self.arrays, self.angles
+    def split(self, *, one_dtype: bool) -> list["Call"]:
+        """Return calls whose arrays share one source of angles, and a dtype if ``one_dtype``."""
+        arrays, angles, out = self.arrays, self.angles, self.out
         if len(angles) == 1 and (not one_dtype or arrays[0].dtype == arrays[-1].dtype):
-            return [(arrays, out, angles[0])]
+            return [self]
         # Two arrays have one source or two: -1 is the last of either.
-        return [((x,), out[i : i + 1], angles[-i]) for i, x in enumerate(arrays)]
+        return [
+            replace(
+                self,
+                arrays=(x,),
+                angles=(angles[-i],),
+                out=None if out is None else out[i : i + 1],
+                weights=self.weights[i : i + 1],
+            )
+            for i, x in enumerate(arrays)
+        ]

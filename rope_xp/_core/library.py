@@ -1,7 +1,7 @@
 """A rope, its tables and an array library, as the layers below RoPE and Backend see them."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -63,9 +63,14 @@ class DigitTables:
     """(r/2,), for the fractional part of positions."""
     component: Array | None
     """(r/2,) int32: the position component that each frequency reads; None for one component."""
+    pointers: Any = field(default=None, kw_only=True)
+    """Addresses of the arrays above as a C array, where they lie in the memory of this process."""
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.low, self.middle, self.high, self.frequencies, self.component))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return DigitTables, tuple(self)  # a copy lies elsewhere
 
 
 TREES: list[tuple[type, tuple[str, ...], tuple[str, ...]]] = []

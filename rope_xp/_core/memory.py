@@ -8,6 +8,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from rope_xp._core.caches import cached
+
 Ints: TypeAlias = tuple[int, ...]
 
 ACCESS = 16
@@ -60,9 +62,9 @@ def get_span(memory: Memory | None) -> MemorySpan | None:
     return MemorySpan(memory, start, end + memory.itemsize)
 
 
-def have_overlap(a: MemorySpan, b: MemorySpan) -> bool:
-    """Return whether two arrays have an element in common."""
-    if a.end <= b.start or b.end <= a.start:
+def have_overlap(a: MemorySpan | None, b: MemorySpan | None) -> bool:
+    """Return whether two arrays are known to have an element in common."""
+    if a is None or b is None or a.end <= b.start or b.end <= a.start:
         return False  # nearly always; numpy takes 10 us
     return np.shares_memory(*(_as_array_interface(x.memory) for x in (a, b)))
 
@@ -79,6 +81,32 @@ class StridedLayout(NamedTuple):
 
     shape: Ints
     strides: Ints
+
+
+class Extent(NamedTuple):
+    """Where the elements of an array lie around its address, in bytes."""
+
+    layout: StridedLayout
+    itemsize: int
+    start: int
+    end: int
+    """Behind the last byte."""
+
+
+def measure_extent(shape: Ints, strides: Ints, itemsize: int) -> Extent:
+    """Return the extent of an array. Strides are in bytes."""
+    layout, memory = StridedLayout(shape, strides), Memory(0, shape, strides, itemsize, True)
+    _, start, end = get_span(memory) or (memory, 0, 0)
+    return Extent(layout, itemsize, start, end)
+
+
+@cached(512)
+def share_elements(a: Extent, b: Extent, distance: int) -> bool:
+    """Return whether arrays have an element in common; the address of b is that of a + distance."""
+    address = 1 << 62  # so that none is negative
+    first = MemorySpan(Memory(address, *a.layout, a.itemsize, True), a.start, a.end)
+    second = Memory(address + distance, *b.layout, b.itemsize, True)
+    return have_overlap(first, MemorySpan(second, b.start + distance, b.end + distance))
 
 
 class CollapsedDim(NamedTuple):

@@ -27,14 +27,15 @@ def is_int(value: object) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def check_positive(name: str, value: object) -> Any:
-    """Check that value is a positive finite number; return it as Python's."""
+def check_positive(name: str, value: object, *, or_zero: bool = False) -> Any:
+    """Check that value is a positive finite number, or zero; return it as Python's."""
     number = plain(value)
     if isinstance(number, bool) or not isinstance(number, (int, float)):
         raise TypeError(f"{name} must be a number; got {value!r} ({type(value).__name__})")
     # Spelled without math.isfinite, which torch.compile cannot trace for a symbol.
-    if not 0 < number <= sys.float_info.max:
-        raise RopeError(f"{name} must be positive and finite; got {number!r}")
+    if not 0 < number <= sys.float_info.max and not (or_zero and number == 0):
+        bound = "at least 0" if or_zero else "positive"
+        raise RopeError(f"{name} must be {bound} and finite; got {number!r}")
     return number
 
 
@@ -47,13 +48,12 @@ def check_int(name: str, value: object) -> int:
 
 def check_positive_int(name: str, value: object) -> int:
     """Check that value is a positive integer; return it as Python's."""
-    return check_positive(name, check_int(name, value))  # type: ignore[no-any-return]  # likewise
+    return check_positive(name, check_int(name, value))  # type: ignore[no-any-return]  # an int
 
 
 def check_not_negative(name: str, value: object) -> Any:
     """Check that value is a finite number from 0; return it as Python's."""
-    is_zero = not isinstance(value, bool) and value == 0
-    return plain(value) if is_zero else check_positive(name, value)
+    return check_positive(name, value, or_zero=True)
 
 
 def check_share(name: str, value: object) -> Any:

@@ -31,6 +31,8 @@ class Backend:
     """Whether its dtypes are those of numpy."""
     compatible_backend: Backend | None = None
     """Another backend whose arrays are accepted as positions and tables."""
+    runs_portable: bool = True
+    """Whether the operations of ``xp`` take its arrays. If not, a path has to take every call."""
     sharded_executor: ShardedExecutor | None = None
     """Runs calls on arrays that lie on several devices, in place of paths."""
 
@@ -50,19 +52,13 @@ class Backend:
         """Return why arrays of this type cannot be taken, or None. Called once a type."""
         return None
 
-    def signature(
-        self,
-        context: Hashable,
-        arrays: tuple[Array, ...],
-        positions: object,
-        out: object,
-        tables: tuple[Array, Array] | None,
-        weights: tuple[Array, ...],
-    ) -> Any:
-        """Return the ``CallSignature`` of a call with this context, None if it cannot be cached.
+    def describe_call(
+        self, operands: tuple[Array, ...], positions: Any, tables: Any, *, writes: bool
+    ) -> tuple[Hashable, tuple[Array, ...]] | None:
+        """Return the library's part of a signature, and positions or tables as kernels read them.
 
-        ``tables`` are given cos and sin, ``weights`` those of a norm. See
-        :mod:`rope_xp._dispatch.call_cache`.
+        None if the call cannot be cached, see :mod:`rope_xp._dispatch.call_cache`. ``operands`` are
+        arrays, results of a call that ``writes``, and weights of a norm; ``tables`` cos and sin.
         """
         return None
 

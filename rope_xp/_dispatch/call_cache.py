@@ -13,12 +13,12 @@ from operator import is_
 from typing import Any, NamedTuple, TypeAlias
 
 from rope_xp._core.caches import BoundedCache
-from rope_xp._core.call import Call, CosSin, PositionRange, RelativeAngles, TableLookup
+from rope_xp._core.call import Call, CosSin, RelativeAngles, TableLookup
 from rope_xp._core.library import DigitTables
 from rope_xp._core.path import Path, PathUnavailable
 from rope_xp._core.typing import Array
 from rope_xp._dispatch import choose, find
-from rope_xp._dispatch.norm import QKNorm
+from rope_xp._dispatch.norm import QKNorm, describe_norm
 from rope_xp._rotation import portable
 
 Arrays: TypeAlias = tuple[Array, ...]
@@ -30,19 +30,17 @@ class CallSignature(NamedTuple):
     key: Hashable
     """All that a cached call depends on."""
     arrays: Arrays
+    weights: Arrays
+    """Those of the norm that are given."""
     angle_inputs: Arrays
     """Checked positions and their fractions, or cos and sin, as kernels read them."""
-    position_range: PositionRange | None
-    """The range of positions; None for cos and sin."""
     out: Arrays | None
-    weights: Arrays = ()
-    """Of the norm."""
 
 
-Launch: TypeAlias = Callable[[Arrays, Arrays | None, Arrays, DigitTables | None], Arrays | None]
-"""``launch(arrays, out, inputs, tables)`` returns the results of calls of one signature, or None,
-before it writes anything, to leave a call to the slow path. Inputs are weights, then angle inputs.
-"""
+Launch: TypeAlias = Callable[[CallSignature, DigitTables | None], Arrays | None]
+"""``launch(signature, tables)`` returns the results of a call whose signature has the same key, or
+None, before it writes anything, to leave it to the slow path. It does so where a result may overlap
+anything else that the call reads or writes."""
 
 CALLS = BoundedCache(f"{__name__}.CALLS", 512)
 
@@ -53,25 +51,32 @@ class CachedCall:
 
     launch: Launch
     tables: "weakref.ref[DigitTables] | None"
-    are_disjoint: Callable[[Array, Array], bool]
-    """``Backend.are_disjoint``."""
 
     def __call__(self, signature: CallSignature) -> Arrays | None:
         """Return results, None where the slow path must run."""
-        _, arrays, angle_inputs, _, out, weights = signature
         tables = None
         if self.tables is not None:
             tables = self.tables()
             if tables is None:  # evicted
                 return None
+        return self.launch(signature, tables)
+
+
+def guard_overlap(launch: Launch, are_disjoint: Callable[[Array, Array], bool]) -> Launch:
+    """Return a launch that leaves calls to the slow path if a result may overlap anything else."""
+
+    def run(signature: CallSignature, tables: DigitTables | None) -> Arrays | None:
+        _, arrays, weights, angle_inputs, out = signature
         if out is not None:
             inputs = [x for x, y in zip(arrays, out, strict=True) if x is not y]
-            inputs += weights + (angle_inputs if tables is None else ())
+            inputs += weights + angle_inputs
             for i, y in enumerate(out):
                 for other in (*out[:i], *inputs):
-                    if other is y or not self.are_disjoint(other, y):
+                    if other is y or not are_disjoint(other, y):
                         return None
-        return self.launch(arrays, out, weights + angle_inputs, tables)
+        return launch(signature, tables)
+
+    return run
 
 
 def signature(
@@ -91,15 +96,23 @@ def signature(
     backend = find.by_type.get(type(arrays[0])) or find.find_backend(arrays[0])
     if backend is None:
         return None
-    context: tuple[Hashable, ...] = rope, axes, inverse, choose.choice.name, len(arrays)
-    weights: Arrays = ()
+    operands, weights, in_place, described_norm = arrays, (), None, None
+    if out is not None:
+        if type(out) is not tuple or len(out) != len(arrays):
+            return None
+        in_place = tuple(map(is_, arrays, out))
+        operands = arrays if all(in_place) else arrays + out
     if norm is not None:
         if type(norm) is not QKNorm:
             return None
-        q_weight, k_weight = norm.q_weight, norm.k_weight
-        weights = tuple([w for w in (q_weight, k_weight)[: len(arrays)] if w is not None])
-        context = *context, norm.eps, norm.offset, norm.round_between, q_weight is None
-    return backend.signature(context, arrays, positions, out, tables, weights)  # type: ignore[no-any-return]  # as above
+        described_norm, weights = describe_norm(norm, len(arrays))
+        operands += weights
+    described = backend.describe_call(operands, positions, tables, writes=out is not None)
+    if described is None:
+        return None
+    key, angle_inputs = described
+    context = rope, axes, inverse, choose.choice.name, len(arrays), in_place, described_norm
+    return CallSignature((context, key), arrays, weights, angle_inputs, out)
 
 
 def run(signature: CallSignature | None, parse: Callable[..., Call], *arguments: Any) -> Arrays:
@@ -135,26 +148,23 @@ def specialize(
             return None  # a view of some columns, which only a plan of a kernel holds
         launch = _replay(call, portable.run if path is None else path.run)
     tables = weakref.ref(source.tables) if isinstance(source, TableLookup) else None
-    return CachedCall(launch, tables, call.backend.are_disjoint)
+    return CachedCall(launch, tables)
 
 
 def _replay(call: Call, run_path: Callable[[Call], Arrays]) -> Launch:
     """Return a launch that runs a path on calls like a checked one."""
-    backend, spec, norm, source = call.backend, call.spec, call.norm, call.angles[0]
+    backend, spec, source = call.backend, call.spec, call.angles[0]
+    has_weight = [w is not None for w in call.weights]
     has_lookup, has_components = isinstance(source, TableLookup), False
     fields: tuple[Any, ...] = ()
     if isinstance(source, TableLookup):
         fields = source.device, source.tokens, source.position_range, source.components
         has_components = source.components > 0
 
-    def launch(
-        arrays: Arrays, out: Arrays | None, angle_inputs: Arrays, tables: DigitTables | None
-    ) -> Any:
-        new_norm = norm
-        if norm is not None:
-            n = len(norm.list_weights(len(arrays)))
-            weights, angle_inputs = angle_inputs[:n], angle_inputs[n:]
-            new_norm = norm.with_weights(weights)
+    def launch(signature: CallSignature, tables: DigitTables | None) -> Any:
+        _, arrays, weights, angle_inputs, out = signature
+        given = iter(weights)
+        weights = tuple([next(given) if has else None for has in has_weight])
         angles: CosSin | TableLookup
         if not has_lookup:
             angles = CosSin(*angle_inputs)
@@ -163,18 +173,8 @@ def _replay(call: Call, run_path: Callable[[Call], Arrays]) -> Launch:
                 angle_inputs = tuple([row[..., None] for row in angle_inputs])
             angles = TableLookup(tables, *(*angle_inputs, None, None)[:2], *fields)  # type: ignore[arg-type]  # as a lookup has them
         try:
-            return run_path(Call(backend, arrays, (angles,), out, spec, new_norm))
+            return run_path(Call(backend, arrays, (angles,), out, spec, weights))
         except PathUnavailable:
             return None
 
-    return launch
-
-
-def collect_operands(arrays: Arrays, out: Any) -> tuple[Arrays, Hashable] | None:
-    """Return arrays and results that are no inputs, and which are; None for a bad ``out``."""
-    if out is None:
-        return arrays, None
-    if type(out) is not tuple or len(out) != len(arrays):
-        return None
-    in_place = tuple(map(is_, arrays, out))
-    return (arrays if all(in_place) else arrays + out), in_place
+    return guard_overlap(launch, backend.are_disjoint)

@@ -107,11 +107,14 @@ def run_on_path(call: Call) -> tuple[Path | None, tuple[Array, ...]]:
                 return path, path.run(call)
             except PathUnavailable:
                 continue
+    if not call.backend.runs_portable:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in explain(call).declined)
+        raise RopeError(f"no path of {call.backend.name} takes this call ({reasons})")
     return None, portable.run(call)
 
 
 def _decline_reason(path: Path, call: Call, *, forced: bool) -> str | None:
-    if call.norm is not None and not path.normalizes:
+    if call.spec.norm is not None and not path.normalizes:
         return "it does not normalize"
     return path.decline_reason(call, forced=forced)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from rope_xp._core.errors import BROKEN
 from rope_xp._core.forks import SLOW
+from rope_xp._core.signals import defer_interrupts
 from rope_xp._dispatch.backend import Backend
 
 ENTRY_POINTS = "rope_xp.backends"
@@ -32,6 +33,8 @@ class Library:
     extra: str
     """``pip install rope-xp[extra]`` installs it."""
     paths: tuple[str, ...]
+    has_pytrees: bool = False
+    """Whether its backend, when it is imported, registers the public classes as pytrees."""
 
     def load(self) -> Backend:
         """Return the backend of its plain arrays, the last of its classes."""
@@ -50,6 +53,13 @@ _broken: list[str] = []  # why entry points gave no backend
 def find_backend(x: object) -> Backend | None:
     """Return the backend of an array, None for anything else."""
     return by_type.get(type(x)) or _find_new(x)
+
+
+def register_pytrees() -> None:
+    """Register the public classes as pytrees of the libraries that are imported."""
+    for library in libraries:
+        if library.has_pytrees and library.name in sys.modules:
+            library.load()
 
 
 def require_backend(x: object, argument: str) -> Backend:
@@ -106,7 +116,9 @@ def _find_own(x: object) -> Backend | None:
 def third_party_backends() -> list[Backend]:
     """Return the backends that other packages registered. Entry points are read once."""
     global _third_party
-    with SLOW:
+    if _third_party is not None:
+        return _third_party
+    with SLOW, defer_interrupts():  # an interrupt would be taken for an error of a plugin
         import importlib.metadata  # takes as long as rope_xp itself
 
         if _third_party is None:

@@ -1,21 +1,19 @@
 """Kernels that are compiled on first use. One that fails warns once, and is not tried again."""
 
 import importlib.util
-import signal
-import threading
 import warnings
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
 
 from rope_xp._core.call import Call
 from rope_xp._core.forks import SLOW
 from rope_xp._core.path import PathUnavailable
+from rope_xp._core.signals import defer_interrupts
 
 Key = TypeVar("Key", bound=Hashable)
 Kernel = TypeVar("Kernel")
 MAX_KERNELS = 4096
-"""The limit of each compiler's kernels."""
+"""The limit of a compiler's kernels, if it has no other."""
 
 
 class Kernels(Generic[Key, Kernel]):
@@ -24,8 +22,14 @@ class Kernels(Generic[Key, Kernel]):
     ``load`` imports the compiler, of ``package``, and returns ``compile(key)``.
     """
 
-    def __init__(self, package: str, load: Callable[[], Callable[[Key], Kernel]]) -> None:
+    def __init__(
+        self,
+        package: str,
+        load: Callable[[], Callable[[Key], Kernel]],
+        max_kernels: int = MAX_KERNELS,
+    ) -> None:
         self._package = package
+        self._max_kernels = max_kernels
         self._load = load
         self._compile: Callable[[Key], Kernel] | None = None
         self._compiled: dict[Key, Kernel] = {}
@@ -54,15 +58,18 @@ class Kernels(Generic[Key, Kernel]):
 
     def load(self) -> Callable[[Key], Kernel]:
         """Return the compiler, imported if needed, or raise PathUnavailable."""
-        with SLOW:
+        if self._compile is not None:
+            return self._compile
+        with SLOW, defer_interrupts() as interrupts:
             if self._decline_reason is not None:
                 raise PathUnavailable(self._decline_reason)
             if self._compile is None:
                 try:
-                    with _defer_interrupts():
-                        self._compile = self._load()
+                    self._compile = self._load()
                 # A broken compiler raises anything, and other paths need none.
                 except Exception as error:
+                    if interrupts:  # which may have broken it
+                        raise
                     reason = _warn("", self._package, "cannot be imported", error)
                     if not _is_out_of_memory(error):
                         self._decline_reason = reason
@@ -71,25 +78,24 @@ class Kernels(Generic[Key, Kernel]):
 
     def _add(self, key: Key, give_up: bool) -> Kernel:
         compile_kernel = self.load()
-        with SLOW:
+        with SLOW, defer_interrupts() as interrupts:
             if key in self._compiled:
                 return self._compiled[key]
             if key in self._failed:
                 raise PathUnavailable(self._failed[key])
             try:
-                with _defer_interrupts():
-                    try:
-                        kernel = compile_kernel(key)
-                    except OSError:  # another process may be writing the same files
-                        kernel = compile_kernel(key)
+                try:
+                    kernel = compile_kernel(key)
+                except OSError:  # another process may be writing the same files
+                    kernel = compile_kernel(key)
             except Exception as error:  # as in load
-                if not give_up:
+                if interrupts or not give_up:
                     raise
                 reason = _warn("a kernel of ", self._package, "cannot compile its kernel", error)
                 if not _is_out_of_memory(error):
                     self._failed[key] = reason
                 raise PathUnavailable(reason) from error
-            while len(self._compiled) >= MAX_KERNELS:
+            while len(self._compiled) >= self._max_kernels:
                 del self._compiled[next(iter(self._compiled))]
             self._compiled[key] = kernel
             return kernel
@@ -97,35 +103,15 @@ class Kernels(Generic[Key, Kernel]):
 
 def decline_norm(call: Call) -> str | None:
     """Return why a kernel does not normalize the arrays of a call, None if it can."""
-    if call.norm is None:
+    norm, weights = call.spec.norm, call.weights
+    if norm is None:
         return None
-    if call.norm.round_between:
+    if norm.round_between:
         return "its kernels do not round between norm and rotation"
-    weights = call.norm.weights[: len(call.arrays)]
     if any(w is not None and len(w.shape) > 1 for w in weights):
         return "its kernels take one weight for all heads"
-    kinds = {None if w is None else (call.backend.dtype_name(w), w.shape[0]) for w in weights}
-    return "weights of q and k differ in dtype or length" if len(kinds) > 1 else None
-
-
-@contextmanager
-def _defer_interrupts() -> Iterator[None]:
-    """Defer Ctrl-C to the end: C code of a compiler may turn it into another error, or drop it.
-
-    Only the main thread is interrupted. A handler that Python did not set cannot be restored.
-    """
-    handler = signal.getsignal(signal.SIGINT)
-    if handler is None or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    signals: list[Any] = []
-    signal.signal(signal.SIGINT, lambda *_: signals.append(True))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-        if signals:
-            signal.raise_signal(signal.SIGINT)
+    dtypes = {None if w is None else call.backend.dtype_name(w) for w in weights}
+    return "weights of q and k differ in dtype, or one has none" if len(dtypes) > 1 else None
 
 
 def _is_out_of_memory(error: Exception) -> bool:

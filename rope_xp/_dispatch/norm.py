@@ -1,12 +1,16 @@
 """QKNorm: RMSNorm of queries and keys before their rotation."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable
+from dataclasses import dataclass
 from typing import Any
 
 from rope_xp._core import numbers
+from rope_xp._core.errors import RopeError
 from rope_xp._core.library import TREES
 from rope_xp._dispatch import find
+
+MIN_EPS = 2.0**-126
+"""The smallest normal number of float32. Below it the factor of a row of zeros is infinite."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,11 +24,11 @@ class QKNorm:
     ----------
     q_weight, k_weight : array, (head_dim,) or (heads, head_dim), optional
         Of the library and device of q and k. A last axis of ``rotary_dim`` normalizes the rotated
-        slice alone. None: no weight.
+        slice alone, in both arrays. None: no weight.
     eps : float, default 1e-6
-        Added to the mean of squares. Positive.
+        Added to the mean of squares. At least 2**-126.
     offset : float, default 0.0
-        Added to weights: 1.0 for Gemma.
+        Added to weights, not negative: 1.0 for Gemma.
     round_between : bool, default False
         Whether to round to the dtype of q and k before the rotation too, as Hugging Face's modules
         do. No kernel does that, so it is slower.
@@ -50,37 +54,20 @@ class QKNorm:
     round_between: bool = False
 
     def __post_init__(self) -> None:
-        numbers.check_positive("eps", self.eps)
+        if numbers.check_positive("eps", self.eps) < MIN_EPS:
+            raise RopeError(f"eps must be at least 2**-126, as float32 has no less; got {self.eps}")
         numbers.check_not_negative("offset", self.offset)
         if not isinstance(self.round_between, bool):
             msg = f"round_between must be True or False; got {self.round_between!r}"
             raise TypeError(msg)
-        for _, weight in self.list_weights(2):
-            find.find_backend(weight)  # which registers pytrees
+        find.register_pytrees()  # before a transform of jax takes the norm apart
 
-    @property
-    def weights(self) -> tuple[Any, Any]:
-        """The weights of q and k."""
-        return self.q_weight, self.k_weight
 
-    def list_weights(self, count: int) -> list[tuple[str, Any]]:
-        """Return the weights of one array or two that are given, with their names."""
-        named = zip(("norm.q_weight", "norm.k_weight")[:count], self.weights, strict=False)
-        return [(name, weight) for name, weight in named if weight is not None]
-
-    def select(self, first: int, count: int) -> "QKNorm":
-        """Return the norm of some arrays of a call."""
-        q_weight, k_weight = (*self.weights[first : first + count], None, None)[:2]
-        return replace(self, q_weight=q_weight, k_weight=k_weight)
-
-    def with_weights(self, weights: Sequence[Any]) -> "QKNorm":
-        """Return a norm with other weights in place of those that are given."""
-        new = iter(weights)
-        return replace(
-            self,
-            q_weight=None if self.q_weight is None else next(new),
-            k_weight=None if self.k_weight is None else next(new, None),
-        )
+def describe_norm(norm: QKNorm, count: int) -> tuple[Hashable, tuple[Any, ...]]:
+    """Return the part of a norm that identifies a call of ``count`` arrays, and given weights."""
+    weights = (norm.q_weight, norm.k_weight)[:count]
+    given = tuple([weight for weight in weights if weight is not None])
+    return (norm.eps, norm.offset, norm.round_between, weights[0] is None, len(given)), given
 
 
 def read_norm(norm: Any) -> Any:

@@ -22,18 +22,20 @@ class Series(NamedTuple):
     """Coefficients of x**3, x**5, ..., the last first."""
     cosine: tuple[float, ...]
     """Coefficients of x**2, x**4, ..., the last first."""
+    largest: float
+    """Bound of the modulus of angles, within which ``quarters * coarse`` is exact."""
 
 
 def _taylor(first: int, last: int) -> tuple[float, ...]:
     return tuple((-1) ** (n // 2) / factorial(n) for n in range(last, first - 1, -2))
 
 
-SINGLE = Series(1.57080078125, -4.454455103380769e-06, _taylor(3, 9), _taylor(2, 10))
-DOUBLE = Series(1.570796325802803, 9.920935796805404e-10, _taylor(3, 17), _taylor(2, 16))
+SINGLE = Series(1.57080078125, -4.454455103380769e-06, _taylor(3, 9), _taylor(2, 10), 2.0**12)
+DOUBLE = Series(1.570796325802803, 9.920935796805404e-10, _taylor(3, 17), _taylor(2, 16), 2.0**26)
 
 
 def cosm1_sin(xp: Namespace, angle: Array, series: Series) -> tuple[Array, Array]:
-    """Return cos - 1 and sin of angles from 0 to some thousand, in the series' dtype."""
+    """Return cos - 1 and sin of angles within ``series.largest``, in the series' dtype."""
     quarters = xp.floor(angle * (2 / pi) + 0.5)
     x = (angle - quarters * series.coarse) - quarters * series.fine
     cosm1, sin = small_cosm1_sin(x, series)

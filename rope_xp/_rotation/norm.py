@@ -9,24 +9,29 @@ kernels have the same bits; compilers sum in an order of their own.
 
 from collections.abc import Callable
 
-from rope_xp._core.call import Axes, Call, RotationSpec, get_interleaved
+from rope_xp._core.call import Axes, Call, NormSpec, RotationSpec, get_interleaved
 from rope_xp._core.typing import Array, Namespace
 
 LANES = 16
 
 
-def rotate(call: Call, i: int, cos: Array, sin: Array, rotate_array: Callable[..., Array]) -> Array:
+def rotate(
+    call: Call,
+    norm: NormSpec,
+    i: int,
+    cos: Array,
+    sin: Array,
+    rotate_array: Callable[..., Array],
+) -> Array:
     """Return array i of a call, normalized and rotated by ``rotate_array``."""
-    xp, spec, norm, x = call.backend.xp, call.spec, call.norm, call.arrays[i]
-    first, end = spec.rotary_offset, spec.rotary_offset + spec.rotary_dim
-    weight, y = norm.weights[i], x
-    over_slice = weight is not None and weight.shape[-1] != x.shape[-1]
-    if over_slice:
+    xp, spec, x, weight = call.backend.xp, call.spec, call.arrays[i], call.weights[i]
+    first, end, y = spec.rotary_offset, spec.rotary_offset + spec.rotary_dim, x
+    if norm.over_slice:
         y, spec = x[..., first:end], spec._replace(rotary_offset=0)
     y = xp.astype(y, cos.dtype, copy=False)
     if weight is not None:
         weight = xp.astype(weight, cos.dtype, copy=False)
-        weight = _align_weight(xp, weight, spec.axes) + norm.offset
+        weight = _align_weight(xp, weight, spec.axes) + norm.weight_offset
     if norm.round_between:  # for the bits of other modules, which compute like this
         mean = xp.mean(y * y, axis=-1, keepdims=True)
     else:
@@ -42,12 +47,12 @@ def rotate(call: Call, i: int, cos: Array, sin: Array, rotate_array: Callable[..
         y = rotate_array(xp, y if weight is None else y * weight, cos, sin, spec) * factor
     else:
         y = y * factor
-        if not norm.offset:
+        if not norm.weight_offset:
             y = xp.astype(xp.astype(y, x.dtype), cos.dtype)
         y = y if weight is None else y * weight
         y = rotate_array(xp, xp.astype(y, x.dtype), cos, sin, spec)
     y = xp.astype(y, x.dtype, copy=False)
-    return xp.concat([x[..., :first], y, x[..., end:]], axis=-1) if over_slice else y
+    return xp.concat([x[..., :first], y, x[..., end:]], axis=-1) if norm.over_slice else y
 
 
 def _align_weight(xp: Namespace, weight: Array, axes: Axes) -> Array:

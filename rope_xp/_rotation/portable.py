@@ -80,14 +80,14 @@ def run(call: Call, rotate: Callable[..., Array] = rotate) -> tuple[Array, ...]:
 
     ``rotate`` is :func:`rotate`, or an equal that compiles better.
     """
-    xp, results = call.backend.xp, []
-    for arrays, _, source in call.groups(one_dtype=False):
-        cos, sin = (align(xp, table, call.spec.axes) for table in cos_sin(call, source))
-        if call.norm is None:
-            results += [rotate(xp, x, cos, sin, call.spec) for x in arrays]
+    xp, results, norm_spec = call.backend.xp, [], call.spec.norm
+    for part in call.split(one_dtype=False):
+        cos, sin = (align(xp, table, call.spec.axes) for table in cos_sin(call, part.angles[0]))
+        if norm_spec is None:
+            results += [rotate(xp, x, cos, sin, call.spec) for x in part.arrays]
         else:
-            indices = range(len(results), len(results) + len(arrays))
-            results += [norm.rotate(call, i, cos, sin, rotate) for i in indices]
+            indices = range(len(part.arrays))
+            results += [norm.rotate(part, norm_spec, i, cos, sin, rotate) for i in indices]
     if call.out is None:
         return tuple(results)
     for out, result in zip(call.out, results, strict=True):

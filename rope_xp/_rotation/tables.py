@@ -10,6 +10,7 @@ from rope_xp._core.call import DIGIT, LIMIT
 from rope_xp._core.errors import RopeError
 from rope_xp._core.library import DigitTables, Rope, TableKey
 from rope_xp._core.numbers import check_positive
+from rope_xp._rotation import fractions
 from rope_xp._rotation.frequencies import remainders
 
 TOP_DIGIT = LIMIT // (DIGIT * DIGIT)
@@ -45,7 +46,9 @@ def host_tables(table_key: TableKey) -> DigitTables:
     # The row of positions out of range.
     high = np.concatenate([high, np.full_like(high[:1], np.nan)])
     dtype = np.float64 if double else np.float32
-    tables = (_read_only(t.astype(dtype, copy=False)) for t in (low, middle, high, frequencies))
+    bound = (fractions.DOUBLE if double else fractions.SINGLE).largest
+    reduced = np.where(np.abs(frequencies) <= bound, frequencies, np.nan)
+    tables = (_read_only(t.astype(dtype, copy=False)) for t in (low, middle, high, reduced))
     return DigitTables(*tables, component)  # type: ignore[call-arg]  # four tables
 
 

@@ -3,6 +3,7 @@
 import copy
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -15,33 +16,31 @@ from rope_xp.integrations import _classes, _formats, _methods, _rotary
 _NAME = re.compile(r"(q|k|query|key)_(layer)?norm|norm_(added_)?[qk]")
 
 
-class DeferredNorm(NamedTuple):
+class Unnormalized(NamedTuple):
     """What a norm returns for the rotation. Other functions must normalize it."""
 
     x: torch.Tensor
-    weight: torch.Tensor
-    eps: float
-    offset: float
+    norm: QKNorm
 
-    def transpose(self, *axes: int) -> "DeferredNorm":
+    def transpose(self, *axes: int) -> "Unnormalized":
         return self._replace(x=self.x.transpose(*axes))
 
     def normalize(self) -> torch.Tensor:
-        dtype = torch.promote_types(self.x.dtype, torch.float32)
-        x, weight = self.x.to(dtype), self.weight.to(dtype) + self.offset
-        return torch.nn.functional.rms_norm(x, weight.shape, weight, self.eps).to(self.x.dtype)
+        dtype, norm = torch.promote_types(self.x.dtype, torch.float32), self.norm
+        x, weight = self.x.to(dtype), norm.q_weight.to(dtype) + norm.offset
+        return torch.nn.functional.rms_norm(x, weight.shape, weight, norm.eps).to(self.x.dtype)
 
 
 def normalize(arrays: Iterable[Any]) -> tuple[Any, ...]:
-    return tuple([x.normalize() if isinstance(x, DeferredNorm) else x for x in arrays])
+    return tuple([x.normalize() if isinstance(x, Unnormalized) else x for x in arrays])
 
 
 def split_norm(arrays: Sequence[Any]) -> tuple[tuple[Any, ...], QKNorm | None]:
     """Return one tensor or two to rotate, and the norm that the rotation computes."""
-    if not all(type(x) is DeferredNorm and x[2:] == arrays[0][2:] for x in arrays) or not arrays:
+    norms = [x.norm for x in arrays if type(x) is Unnormalized]
+    if len(norms) < len(arrays) or len({(norm.eps, norm.offset) for norm in norms}) != 1:
         return normalize(arrays), None
-    q, k = arrays[0], arrays[-1]
-    return tuple([x.x for x in arrays]), QKNorm(q.weight, k.weight, q.eps, q.offset)
+    return tuple([x.x for x in arrays]), replace(norms[0], k_weight=norms[-1].q_weight)
 
 
 def find_norms(model: torch.nn.Module, includes: Callable[..., Any]) -> dict[str, type]:
@@ -71,7 +70,7 @@ def _read_norm(parent: Any, norm: Any) -> tuple[float, float]:
     vars(twin)["_parameters"] = {name: weight for name, _ in norm.named_parameters()}
     eps = float(getattr(norm, "variance_epsilon", None) or norm.eps)
     for offset in (0.0, 1.0):
-        ours = DeferredNorm(x, weight, eps, offset).normalize()
+        ours = Unnormalized(x, QKNorm(weight, eps=eps, offset=offset)).normalize()
         if _formats.scaled_error(ours, type(norm).forward(twin, x)) <= 1:
             return eps, offset
     raise RopeError("it is no RMSNorm")
@@ -79,7 +78,7 @@ def _read_norm(parent: Any, norm: Any) -> tuple[float, float]:
 
 @cached(256)
 def load_norm(kind: type, eps: float, offset: float) -> type:
-    def forward(self: Any, x: torch.Tensor) -> DeferredNorm:
-        return DeferredNorm(x, self.weight, eps, offset)
+    def forward(self: Any, x: torch.Tensor) -> Unnormalized:
+        return Unnormalized(x, QKNorm(self.weight, eps=eps, offset=offset))
 
     return _classes.build_subclass(kind, {"forward": forward}, load_norm, (kind, eps, offset))

@@ -56,6 +56,7 @@ def test_calls_on_freed_memory(library, count, seed):
             pytest.skip(f"{module} is not installed")
     options = ("-X", "faulthandler")
     output = printed("cached_calls.py", library, count, seed, options=options, **GUARDED)
-    calls, cached = map(int, output.split())
-    assert calls == count
-    assert cached > count / 4
+    calls, slow, tables, _ = map(float, output.split())
+    assert calls >= count
+    assert slow < count / 4  # the others are cached
+    assert tables > count / 100  # so many came and went

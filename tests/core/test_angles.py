@@ -1,7 +1,9 @@
 """Angles are exact at any position, on every backend: whole, fractional, out of range."""
 
+from dataclasses import dataclass
 from typing import Any
 
+import mpmath
 import numpy as np
 import pytest
 from support import oracles
@@ -9,7 +11,7 @@ from support.equality import check_angles
 from support.oracles import BELOW_2_22, BELOW_2_31
 from support.targets import Target, namespace, numpy_dtype, truth
 
-from rope_xp import RoPE, scaling
+from rope_xp import RoPE, RopeError, scaling
 from rope_xp._core.library import TableKey
 from rope_xp._rotation.tables import host_tables
 
@@ -193,6 +195,46 @@ def test_fast_pairs_of_a_small_base(backend: Target) -> None:
     positions = [0, 3, 70_000, 70_000.5, -12_345]
     true = oracles.true_cos_sin(positions, 0.01, 8)
     check_angles(backend, RoPE(base=0.01), positions, true, 4e-6)
+
+
+@dataclass(frozen=True)
+class Times(scaling.Scaling):
+    """All frequencies, multiplied by a number."""
+
+    factor: float
+
+    def frequencies(self, base: float, rotary_dim: int) -> np.ndarray:
+        return self.factor * scaling.inverse_frequencies(base, rotary_dim)
+
+
+def test_negative_frequencies_turn_backwards(backend: Target) -> None:
+    positions = [0, 3, 70_000, 70_000.5, -12_345.25, 2.75]
+    cos, sin = oracles.true_cos_sin(positions, 0.01, 8)
+    check_angles(backend, RoPE(base=0.01, scaling=Times(-1.0)), positions, (cos, -sin), 4e-6)
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [("float32", 2.0**12), ("float64", 2.0**26)])
+def test_fractions_of_the_fastest_frequencies(backend: Target, dtype: str, bound: float) -> None:
+    """Beyond the bound, whole positions alone are computed."""
+    if dtype not in backend.floats:
+        pytest.skip(f"{backend} is not tested with {dtype}")
+    x, fractions = backend.make(np.array([[[1, 0]]], dtype)), [0.75]
+    for sign in (1, -1):
+        fast, too_fast = (RoPE(scaling=Times(sign * f)) for f in (bound, 1.01 * bound))
+        with mpmath.workdps(30):
+            exact = [float(mpmath.cos(0.75 * bound)), sign * float(mpmath.sin(0.75 * bound))]
+        rotated = backend.back(backend.run(lambda x, r=fast: r.rotate(x, fractions), x))
+        error = 2.0**-23 if dtype == "float32" else 2.0**-52
+        np.testing.assert_allclose(rotated[0, 0], exact, rtol=0, atol=error * (1 + bound))
+        assert np.isfinite(backend.back(too_fast.rotate(x, [3]))).all()
+        message = f"positions has fractions.* at most 4096 .*got {1.01 * bound:g}"
+        for call in (
+            lambda r=too_fast: r.rotate(x, fractions),
+            lambda r=too_fast: r.cos_sin(fractions, 2, dtype=np.dtype(dtype)),
+            lambda r=too_fast: r.at(fractions, like=x),
+        ):
+            with pytest.raises(RopeError, match=message.replace("+", r"\+")):
+                call()
 
 
 class OnePair(scaling.Scaling):

@@ -182,6 +182,19 @@ def test_cached_calls_are_bounded() -> None:
     assert len(CALLS) <= 512
 
 
+def test_a_signature_in_use_stays_cached_while_others_pass(monkeypatch: Any) -> None:
+    x, parsed = np.ones((1, 1, 8), np.float32), []
+    for _ in range(2):
+        HALF.rotate(x, [5])
+    rotate = parse.rotate
+    monkeypatch.setattr(parse, "rotate", lambda *args: parsed.append(args[1]) or rotate(*args))
+    for tokens in range(2, 1200):
+        HALF.rotate(x, [5])
+        HALF.rotate(np.ones((tokens, 1, 8), np.float32))
+    assert len(parsed) == 1198
+    assert all(y is not x for y in parsed)
+
+
 # --- counts, which do not vary as times do. asv keeps them too -----------------------------------
 
 

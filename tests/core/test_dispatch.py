@@ -6,6 +6,7 @@ import importlib.metadata
 import logging
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -329,6 +330,30 @@ def test_a_broken_registration_disturbs_nobody(
     assert no_backend == "backend 'no_backend:BACKEND' is no Backend: 'a string'"
     with pytest.raises(TypeError, match=re.escape(f"numpy.asarray; {broken}; {no_backend}")):
         rope_xp.RoPE().rotate(None)
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_plugin_whose_import_a_handler_interrupts_is_not_broken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    load, signals = importlib.metadata.EntryPoint.load, [signal.SIGINT]
+
+    def raise_timeout(*_: object) -> None:
+        raise TimeoutError("by a handler")
+
+    def load_interrupted(entry: importlib.metadata.EntryPoint) -> object:
+        signal.raise_signal(signals.pop())
+        return load(entry)
+
+    announce(monkeypatch, "toy_backend")
+    monkeypatch.setattr(importlib.metadata.EntryPoint, "load", load_interrupted)
+    before = signal.signal(signal.SIGINT, raise_timeout)
+    try:
+        with pytest.raises(TimeoutError):
+            rope_xp.RoPE().rotate(toy_backend.Array(X))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    rope_xp.RoPE().rotate(toy_backend.Array(X))
 
 
 @pytest.mark.usefixtures("fresh")

@@ -5,6 +5,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -138,35 +139,61 @@ def test_files_that_another_process_is_writing_are_read_again() -> None:
         kernels.get("gone")
 
 
+def raise_timeout(*_: object) -> None:
+    raise TimeoutError("by a handler")
+
+
+HANDLERS = {"SIGINT": (signal.default_int_handler, KeyboardInterrupt)}
+if hasattr(signal, "SIGALRM"):
+    HANDLERS["SIGALRM"] = (raise_timeout, TimeoutError)  # an OSError
+
+
+@contextmanager
+def handled(number: int, handler: Any) -> Iterator[None]:
+    # Where tests run in the background of a shell, interrupts are ignored.
+    before = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
 @PHASES
-@pytest.mark.parametrize("swallowed", [False, True])
-def test_an_interrupt_gets_out_and_nothing_is_given_up(phase: str, swallowed: bool) -> None:
-    """C code that is interrupted may make an ImportError of it, as numba's did, or nothing."""
+@pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.parametrize("name", HANDLERS)
+def test_what_a_handler_raises_gets_out_and_nothing_is_given_up(
+    name: str, phase: str, broken: bool
+) -> None:
+    """Though C code may turn it into another error, and a subprocess may get the signal too."""
+    number, (handler, error) = signal.Signals[name], HANDLERS[name]
     interrupts, done = [phase], []
 
     def step(current: str, key: str) -> None:
         if current in interrupts:
             interrupts.remove(current)
-            try:
-                signal.raise_signal(signal.SIGINT)
-                done.append(current)
-            except KeyboardInterrupt as interrupt:
-                if swallowed:
-                    raise ImportError("numba._devicearray failed to import") from interrupt
-                raise
+            signal.raise_signal(number)
+            done.append(current)
+            if broken:
+                raise ChildProcessError("a compiler was killed by a signal")
 
     kernels, _ = build_kernels(step)
-    # Where tests run in the background of a shell, interrupts are ignored.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with pytest.raises(KeyboardInterrupt):
+    with handled(number, handler):
+        with pytest.raises(error):
             kernels.get("a")
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert done == [phase]  # and not left half way
+        assert signal.getsignal(number) is handler
+    assert done[0] == phase  # and not left half way
     assert kernels.decline_reason("a") is None
     assert kernels.get("a") == "A"
+
+
+def test_a_handler_that_is_replaced_meanwhile_stays_replaced() -> None:
+    def step(phase: str, key: str) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    kernels, _ = build_kernels(step)
+    with handled(signal.SIGINT, signal.default_int_handler):
+        assert kernels.get("a") == "A"
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
 
 
 def test_interrupts_of_any_kind_get_out() -> None:

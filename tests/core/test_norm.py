@@ -60,7 +60,7 @@ def test_backends(backend: Target, rope: str, kind: str, dtype: str, rng: Genera
 
     arrays = make(rng, ROPES[rope], kind, dtype)
     length = {"none": 40, "heads": 40}.get(kind, len(arrays[-1]))
-    reasons = {"chunked": "does not normalize"}
+    reasons: dict[str, str] = {}
     if kind == "heads":
         reasons |= dict.fromkeys(("llvm", "cuda", "triton"), "one weight for all heads")
     if length != (ROPES[rope].rotary_dim or 40) or (kind == "float64") > (dtype == "float64"):
@@ -140,7 +140,9 @@ def test_round_between_has_the_bits_of_hugging_face(kind: str, dtype: str) -> No
 X, W = np.ones((1, 3, 2, 8), np.float32), np.ones(8, np.float32)
 BAD: dict[str, tuple[type[Exception], Any]] = {
     "eps must be positive": (RopeError, lambda: QKNorm(W, W, eps=0.0)),
-    "offset must be a number": (TypeError, lambda: QKNorm(W, W, offset="1")),  # type: ignore[arg-type]  # wrong on purpose
+    "offset must be a number; got '1'": (TypeError, lambda: QKNorm(W, W, offset="1")),  # type: ignore[arg-type]  # wrong on purpose
+    "offset must be a number; got array": (TypeError, lambda: QKNorm(W, W, offset=W)),  # type: ignore[arg-type]  # wrong on purpose
+    "offset must be at least 0 and finite; got -1.0": (RopeError, lambda: QKNorm(W, offset=-1.0)),
     "round_between must be": (TypeError, lambda: QKNorm(W, W, round_between=1)),  # type: ignore[arg-type]  # wrong on purpose
     r"norm.q_weight has shape \(9,\); it must be \(8,\) or \(2, 8\)": (
         RopeError,
@@ -254,5 +256,5 @@ def test_gradients_of_jax(rng: Generator) -> None:
     d_q, d_k, d_norm = jax.jit(jax.grad(loss, (0, 1, 2)))(q, k, QKNorm(*weights))
     tensors = [torch.from_numpy(x).requires_grad_() for x in arrays]
     loss(*tensors[:2], QKNorm(*tensors[2:])).backward()
-    for got, tensor in zip((d_q, d_k, *d_norm.weights), tensors, strict=True):
+    for got, tensor in zip((d_q, d_k, d_norm.q_weight, d_norm.k_weight), tensors, strict=True):
         np.testing.assert_allclose(got, tensor.grad.numpy(), rtol=1e-4, atol=1e-4)

@@ -21,6 +21,9 @@ WRITING = (
 )
 
 
+HALF = RoPE(layout="half")
+
+
 def make_pair(width: int = 8) -> list[np.ndarray]:
     rng = np.random.default_rng(0)
     return [rng.standard_normal((2, 9, heads, width), np.float32) for heads in (4, 2)]
@@ -124,6 +127,32 @@ def test_refusals(library: str) -> None:
             lambda out=out: rope_xp.apply_tables(q, cos, sin, out=out),
             storage,
         )
+
+
+def test_positions_within_results_are_refused() -> None:
+    memory = np.zeros(200, np.int64)
+    x, within = memory[:100].view(np.float32).reshape(10, 2, 10), memory[40:50]
+    other, apart = np.ones_like(x), np.arange(10)
+    for match, call in {
+        "out overlaps positions; pass": lambda: HALF.rotate(x, within, out=x),
+        "out overlaps old_positions": lambda: HALF.rerotate(x, within, apart, out=x),
+        "out overlaps new_positions": lambda: HALF.rerotate(x, apart, within, out=x),
+        r"out\[0\] overlaps positions": lambda: HALF.apply(x, other, within, out=(x, other)),
+        r"out\[1\] overlaps k_positions": lambda: HALF.apply(
+            other, x, apart, k_positions=within, out=(other, x)
+        ),
+    }.items():
+        check_refused(match, call, memory, other)
+    HALF.rotate(x, within.astype(np.int32), out=x)  # converted, to other memory
+
+
+def test_torch_reads_positions_within_results_first() -> None:
+    torch = pytest.importorskip("torch")
+    memory = torch.arange(100)
+    x = memory.view(torch.float32).reshape(10, 2, 10)
+    expected = HALF.rotate(x, memory[40:50].clone())
+    HALF.rotate(x, memory[40:50], out=x)
+    assert torch.equal(x, expected)
 
 
 def test_views_of_numpy() -> None:

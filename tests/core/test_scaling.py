@@ -200,7 +200,7 @@ WRONG: list[tuple[str, Any]] = [
     ("YaRN.beta_fast must not be below beta_slow = 2.0; got 1.0", lambda: YaRN(2.0, 512, 1.0, 2.0)),
     ("YaRN.beta_slow must be positive", lambda: YaRN(2.0, 512, 32.0, 0.0)),
     ("YaRN.attention_factor must be positive", lambda: YaRN(2.0, 512, attention_factor=0.0)),
-    ("YaRN.mscale must be positive", lambda: YaRN(2.0, 512, mscale=-1.0)),
+    ("YaRN.mscale must be at least 0", lambda: YaRN(2.0, 512, mscale=-1.0)),
     ("YaRN.original_max_position_embeddings", lambda: YaRN(2.0, 0)),
     (r"LongRoPE.short_factor\[1\] must be positive", lambda: LongRoPE((1.0, 0.0), (1.0, 1.0), 512)),
     ("LongRoPE needs factor, max_position_embeddings", lambda: LongRoPE(SHORT, LONG, 512)),

@@ -141,7 +141,7 @@ def test_results_in_given_arrays() -> None:
     assert angles.unrotate(q, out=q) is q
     np.testing.assert_allclose(q, expected[0], rtol=0, atol=1e-6)
     memory = np.zeros((9, 1, 8), np.float32)
-    with pytest.raises(RopeError, match="out overlaps cos but is not x"):
+    with pytest.raises(RopeError, match="out overlaps cos; pass an array"):
         RoPE().with_tables(memory[:, 0, :4], angles.sin).rotate(np.ones_like(memory), out=memory)
 
 

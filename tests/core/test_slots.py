@@ -182,7 +182,9 @@ ERRORS_OF_APPLY: dict[str, dict[str, Any]] = {
     r"slots must be integers of shape \(1, 3\)": {"slots": [[3], [4], [5]]},
     r"like k, of numpy and float32: \(slots, 2, 12\) or": {"out": (Q, CACHE[:, :1])},
     "float64; slots= needs a key cache": {"out": (Q, CACHE.astype("f8"))},
-    r"out\[1\] is read-only": {"out": (Q, np.broadcast_to(np.float32(1), CACHE.shape))},
+    r"out\[1\] is read-only; pass a writeable array$": {
+        "out": (Q, np.broadcast_to(np.float32(1), CACHE.shape))
+    },
     r"out\[0\] is .* the result for q": {"out": (K, CACHE)},
     r"out\[0\] and out\[1\] overlap": {"out": (CACHE.reshape(-1)[:144].reshape(Q.shape), CACHE)},
     "positions has shape": {"positions": [1, 2]},
@@ -196,6 +198,24 @@ def test_errors_of_apply(message: str, slots: list[int]) -> None:
     with pytest.raises(RopeError, match=message):
         rope_xp.apply(Q, K, **(options | ERRORS_OF_APPLY[message]))
     assert all((x == 1).all() for x in (Q, K, CACHE))
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_keys_and_queries_in_the_memory_of_the_cache(library: str, rng: Generator) -> None:
+    """Keys move to other slots, in place too; the memory of queries is refused."""
+    before = sample(rng, *CACHE.shape)
+    for slots in ([3, 4, 5], [4, 5, 6], [2, 3, 4], [5, 3, 4]):
+        q, cache = Q.copy(), before.copy()
+        if library == "torch":
+            q, cache = map(pytest.importorskip("torch").from_numpy, (q, cache))
+        rope_xp.apply(q, cache[3:6][None], [7, 8, 9], slots=slots, out=(None, cache))
+        expected = before.copy()
+        expected[slots] = RoPE().rotate(before[3:6], [7, 8, 9])
+        same(np.asarray(cache), expected)
+        held = cache.reshape(-1)[: Q.size].reshape(Q.shape)
+        match = r"out\[1\] overlaps q; pass an array that shares no memory$"
+        with pytest.raises(RopeError, match=match):
+            rope_xp.apply(held, cache[9:12][None], slots=slots, out=(None, cache))
 
 
 def test_errors_of_torch_and_jax() -> None:

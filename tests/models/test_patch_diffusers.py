@@ -123,7 +123,7 @@ def test_norms(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
     norms = {key.removesuffix(".weight") for key in keys if re.search("norm_(added_)?[qk]", key)}
     assert found == {path for path in norms if small.name != "flux" or path.startswith("single")}
     with monkeypatch.context() as context:
-        context.setattr(_norms.DeferredNorm, "normalize", None)  # only the rotation computes it
+        context.setattr(_norms.Unnormalized, "normalize", None)  # only the rotation computes it
         assert (output(model, arguments) - before).abs().max() < OUTPUTS
         gradients(model, arguments)
     assert list(model.state_dict()) == keys

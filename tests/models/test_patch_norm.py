@@ -61,7 +61,7 @@ def test_logits_and_gradients(
     assert patch(model, norm=True) is model
     assert list(model.state_dict()) == keys
     with monkeypatch.context() as context:
-        context.setattr(_norms.DeferredNorm, "normalize", None)  # only the rotation computes it
+        context.setattr(_norms.Unnormalized, "normalize", None)  # only the rotation computes it
         assert_near(logits(model), before)
         for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
             assert torch.equal(logits(copied), logits(model))

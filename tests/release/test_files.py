@@ -5,7 +5,6 @@ import tomllib
 from pathlib import Path
 
 import yaml
-from rope_xp_backends.cpu import files
 
 import rope_xp
 from rope_xp._dispatch import find
@@ -49,6 +48,5 @@ def test_commands_of_releasing_name_what_is_there() -> None:
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
-def test_what_security_says_of_the_kernels_on_disk() -> None:
-    code = re.findall(r"`[^`]+`", (ROOT / "SECURITY.md").read_text())
-    assert {f"`{files.VARIABLE}=0`", f"`{find.ENTRY_POINTS}`"} <= set(code)
+def test_security_names_the_entry_points() -> None:
+    assert f"`{find.ENTRY_POINTS}`" in (ROOT / "SECURITY.md").read_text()

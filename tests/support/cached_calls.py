@@ -1,104 +1,462 @@
-"""Cached calls on memory that is freed, reused and guarded, against the portable path.
+"""Cached calls of ropes that come and go, in threads, on memory that is reused, freed and guarded.
 
-python cached_calls.py LIBRARY COUNT SEED
+python tests/support/cached_calls.py numpy|torch CALLS SEED
 """
 
+import importlib
+import itertools
 import sys
+import threading
+import time
+import traceback
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from random import Random
+from typing import NamedTuple
 
 import numpy as np
+from rope_xp_backends.cpu import launch
 
 import rope_xp
-from rope_xp import RoPE
-from rope_xp._dispatch import call_cache
-from support.fuzz.memory import as_torch
+from rope_xp import QKNorm, RoPE, scaling
+from rope_xp._core import caches
+from rope_xp._core.library import DigitTables
+from rope_xp._dispatch import choose
+from rope_xp._rotation.tables import host_tables
+from support.fuzz import oracle, wiring
+from support.fuzz.libraries import LIBRARIES
+from support.fuzz.memory import View, measure
+from support.fuzz.wiring import Result
 from support.guarded import against
+from support.targets import numpy_dtype
 
-ROPES = (
-    RoPE(layout="half"),
-    RoPE(rotary_dim=4, rotary_offset=2),
-    RoPE(layout="half", scaling=rope_xp.scaling.YaRN(4.0, 64)),
-    RoPE(layout="half", position_axes=(0, 1, 1, 0)),
+THREADS = 2
+CALLERS = 8
+"""How many signatures a thread calls in turn. At last a new one takes the place of another."""
+BATCH = 500
+"""How many results are compared at once."""
+MOST_BYTES = 1 << 20
+"""Of tables, so that some are evicted all the time."""
+BYTES_A_THREAD = 1 << 10
+PAUSE = 0.1
+"""Seconds between two calls of clear_caches in a thread of its own."""
+BLOCK = 1 << 15
+"""Bytes; no array of a call needs more."""
+TABLE_BYTES = 2048 * 16 * 8
+"""Of the largest table: float64, of head_dim 16."""
+NAN = 255
+"""Bytes of a NaN."""
+NUMBERS = np.random.default_rng(0).standard_normal(1 << 14)
+POSITIONS = {
+    "near": np.random.default_rng(1).integers(0, 120, 1 << 10),
+    "signed": np.random.default_rng(2).integers(-(1 << 15), 1 << 15, 1 << 10),
+    "middle": np.random.default_rng(3).integers(0, 1 << 22, 1 << 10),
+    "far": np.random.default_rng(4).integers(1 - (1 << 31), 1 << 31, 1 << 10),
+    "fractions": np.random.default_rng(5).uniform(-2000, 2000, 1 << 10),
+}
+POSITION_DTYPES = {
+    "near": ("int8", "uint8", "int16", "int32", "int64", "float16", "float32"),
+    "signed": ("int16", "int32", "int64", "float32", "float64"),
+    "middle": ("int32", "int64", "int64", "float32"),
+    "far": ("int32", "int64", "float64"),
+    "fractions": ("float16", "float32", "float64"),
+}
+DTYPES = (*["float32"] * 4, *["bfloat16"] * 2, "float16", "float64")
+AXES = ("bshd", "bshd", "bhsd", "sbhd", "shd", "hsd", "bsd", "sd")
+SCALINGS = (None, None, None, scaling.Linear(8.0), scaling.YaRN(4.0, 64))
+# Of x and of its weights. Each is a kernel, which takes 0.2 s to compile, with each of two slices.
+KERNEL_NORMS = (
+    *(("float32", "float32"), ("float32", None), ("float32", "float64")),
+    *(("bfloat16", "bfloat16"), ("bfloat16", "float32"), ("float64", "float64")),
 )
-SHAPES = ((1, 1, 2, 8), (1, 3, 2, 8), (2, 3, 1, 8), (3, 2, 8), (1, 2, 8))
-LONE = (5, 5.5, -3.25, np.int64(7), np.float32(2.5), np.float64(1e6), np.int8(3))
 
 
-def lay(random, x):
-    kind = random.integers(8)
-    if kind == 0:
-        return against(bool(random.integers(2)), x)
-    if kind == 1:
-        return np.repeat(x, 2, axis=0)[::2]
-    if kind == 2:
-        return np.ascontiguousarray(x[::-1])[::-1]
-    if kind == 3 and x.ndim > 1:
-        return np.ascontiguousarray(x.swapaxes(0, 1)).swapaxes(0, 1)
-    made = x.copy()
-    made.setflags(write=bool(kind != 4))
-    return made
+class Layout(NamedTuple):
+    """How arrays of one shape lie in memory."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    strides: tuple[int, ...]
+    bytes: int
+    first: int
+
+    def put(self, memory, numbers):
+        """Return a new array of numbers, which start anywhere among many."""
+        x = np.ndarray(self.shape, self.dtype, memory.take(self.bytes), self.first, self.strides)
+        start = memory.random.randrange(len(numbers) - x.size)
+        x[...] = numbers[start : start + x.size].reshape(self.shape)
+        return x
 
 
-def positions_of(random, rope, shape):
-    tokens, batch = shape[-3], shape[:-3]
-    lead = (2,) if rope.position_axes else ()
-    kind = random.integers(8)
-    if kind == 0 and not lead:
-        return None
-    if kind == 1 and tokens == 1:
-        lone = LONE[random.integers(len(LONE))]
-        if lead:
-            return [lone, lone]
-        return lone if random.integers(2) else np.asarray(lone)
-    whole = random.integers(-5000, 5000, (*lead, *(batch if kind == 2 else ()), tokens))
-    if kind in (3, 4):
-        return whole + random.choice([0.0, 0.25, 0.5])
-    if kind == 5:
-        return whole.tolist()
-    return whole.astype(random.choice(["int8", "int32", "int64", "float32"]))
+class Memory:
+    """Blocks of bytes in which the arrays of each call lie, where those of other calls lay."""
+
+    def __init__(self, random):
+        self.random = random
+        self.arena = np.zeros(16 * BLOCK, np.uint8)
+        self.guarded = [against(False, np.zeros(BLOCK, np.uint8)) for _ in range(12)]
+        self.reuse()
+
+    def reuse(self):
+        """Give the memory of all arrays so far to others."""
+        self.used, self.free = 0, self.guarded.copy()
+
+    def take(self, size):
+        kind = self.random.randrange(5)
+        if kind < 2:  # behind a page that nobody may touch, or before one
+            block = self.free.pop(self.random.randrange(len(self.free)))
+            return block[:size] if kind else block[BLOCK - size :]
+        if kind < 4:  # side by side
+            start = self.used
+            self.used += size + -size % 8
+            return self.arena[start : start + size]
+        return np.empty(size, np.uint8)
 
 
-def call(random, rope, x, positions, out):
-    kind = random.integers(5)
-    if kind == 0:
-        return lambda: rope.unrotate(x, positions, out=out)
-    if kind == 1 and positions is not None:
-        return lambda: rope.at(positions, like=x).rotate(x, out=out)
-    if kind == 2:
-        return lambda: rope.apply(x, x, positions)[1]
-    return lambda: rope.rotate(x, positions, out=out)
+class TableMemory:
+    """A table in a block that is filled with NaN, and given to other tables, when it is evicted."""
+
+    def __init__(self, table, pool):
+        try:
+            self.block = pool.pop()
+        except IndexError:
+            self.block = against(False, np.full(TABLE_BYTES, NAN, np.uint8))
+        self.pool = pool
+        x = np.ndarray(table.shape, table.dtype, self.block)
+        x[...] = table
+        self.__array_interface__ = x.__array_interface__
+
+    def __del__(self):
+        self.block.fill(NAN)
+        self.pool.append(self.block)
 
 
-def make_tensor(x):
-    writeable = x.flags.writeable and min(x.strides, default=0) >= 0
-    return as_torch(x if writeable else x.copy())
+def reuse_memory_of_tables():
+    """Have new tables lie where evicted tables of other ropes lay."""
+    cache, pools = host_tables.__self__, defaultdict(list)
+    build = cache.function
+
+    def move(i, table):
+        view = np.asarray(TableMemory(table, pools[i])).view()
+        view.setflags(write=False)
+        return view
+
+    def build_there(key):
+        tables = enumerate(build(key))
+        return DigitTables(*(table if table is None else move(i, table) for i, table in tables))
+
+    cache.function = build_there
 
 
-def main(library, count, seed):
-    random = np.random.default_rng(int(seed))
-    make = make_tensor if library == "torch" else np.asarray
-    cached = 0
-    for _ in range(int(count)):
-        rope, shape = ROPES[random.integers(len(ROPES))], SHAPES[random.integers(len(SHAPES))]
-        plain = random.standard_normal(shape).astype(random.choice(["float32", "float64"]))
-        positions = positions_of(random, rope, shape)
-        x = make(lay(random, plain))
-        if isinstance(positions, np.ndarray) and positions.shape:
-            positions = lay(random, positions)
-            positions = make(positions) if random.integers(2) else positions
-        out = make(np.empty(shape, plain.dtype)) if random.integers(3) == 0 else None
-        again, seed_of_call = random.integers(3), int(random.integers(1 << 30))
-        for _ in range(1 + again):
-            before = len(call_cache.CALLS)
-            run = call(np.random.default_rng(seed_of_call), rope, x, positions, out)
-            got = np.asarray(run()).copy()
-            cached += len(call_cache.CALLS) == before
-        if random.integers(4) == 0:
-            with rope_xp.use_path("portable"):
-                run = call(np.random.default_rng(seed_of_call), rope, make(plain), positions, None)
-                right = np.asarray(run())
-            assert (got.view(np.uint8) == right.view(np.uint8)).all(), (rope, shape, positions)
-        del x, out, positions, run
-    print(count, cached)
+@dataclass(frozen=True)
+class Norm:
+    """A norm, but for the numbers of its weights."""
+
+    weights: tuple[Layout | None, ...]
+    eps: float
+    offset: float
+    over_slice: bool
+
+
+@dataclass(frozen=True)
+class Caller:
+    """All of a call but numbers and memory."""
+
+    rope: RoPE
+    method: str
+    """apply, rotate or unrotate."""
+    angles: str
+    """From positions, "at" or given "tables"."""
+    axes: str
+    sizes: dict[str, int]
+    arrays: tuple[Layout, ...]
+    out: tuple[Layout, ...] | str
+    """"new", "in place", or where results lie."""
+    kind: str
+    """Of positions: none, list, numpy or library."""
+    range: str
+    positions: Layout
+    norm: Norm | None
+
+    def expect(self):
+        """Return what all results of this caller have in common, for each of its arrays."""
+        inverse, scaled = self.method == "unrotate", self.angles != "tables"
+        normalized = None if self.norm is None else "slice" if self.norm.over_slice else "row"
+        options = {"inverse": inverse, "scaled": scaled, "normalized": normalized}
+        wires = wiring.wire(self.rope, self.sizes["d"], **options)
+        eps, offset = (self.norm.eps, self.norm.offset) if self.norm else (1.0, 0.0)
+        spread = "near" if self.kind == "none" else self.range
+        kind = spread == "far", spread == "fractions", eps, offset
+        return wires, [wiring.state_numbers(layout.dtype.name, *kind) for layout in self.arrays]
+
+
+def draw_view(random, shape, dtype, backwards):
+    order, steps = [*range(len(shape) - 1)], [1] * len(shape)
+    if random.randrange(3) == 0:
+        random.shuffle(order)
+    if order and random.randrange(4) == 0:
+        steps[random.choice(order)] = -1 if backwards and random.randrange(2) else 2
+    if shape and random.randrange(24) == 0:
+        steps[-1] = 2
+    order = (*order, len(shape) - 1) if shape else ()
+    return lay_out(shape, View(dtype, order, tuple(steps)))
+
+
+def lay_out(shape, view):
+    return Layout(shape, numpy_dtype(view.dtype), *measure(shape, view))
+
+
+def draw_rope(random, head_dim, kernel_norm):
+    r = 2 * random.randint(1, head_dim // 2)
+    offset = random.randint(0, head_dim - r)
+    layouts = "interleaved", "half", "interleaved_to_half"
+    if kernel_norm:
+        r, offset, layouts = 8, head_dim // 2 - 4, layouts[:2]
+    components = random.randint(1, wiring.COMPONENTS)
+    axes = tuple(random.randrange(components) for _ in range(r // 2))
+    return RoPE(
+        base=random.choice((1e4, 5e5, 1e4 + random.randrange(1000))),
+        layout=random.choice(layouts),
+        rotary_dim=None if r == head_dim and random.randrange(2) else r,
+        rotary_offset=offset - head_dim if offset and random.randrange(2) else offset,
+        scaling=random.choice(SCALINGS),
+        position_axes=None if random.randrange(3) else axes,
+    )
+
+
+def draw_other(random, caller):
+    """Return a caller with another rope, for arrays and positions that lie as these do."""
+    rope, head_dim = caller.rope, caller.sizes["d"]
+    most = (head_dim - rope.rotary_offset % head_dim) // 2
+    r = (rope.rotary_dim or head_dim) if caller.norm else 2 * random.randint(1, most)
+    axes = rope.position_axes
+    if axes is not None:  # as many components
+        axes = [max(axes), *(random.randint(0, max(axes)) for _ in range(r // 2 - 1))]
+        random.shuffle(axes)
+        axes = tuple(axes)
+    base, scaled = 1e4 + random.randrange(1000), random.choice(SCALINGS)
+    fields = {"base": base, "rotary_dim": r, "scaling": scaled, "position_axes": axes}
+    return replace(caller, rope=replace(rope, **fields))
+
+
+def draw_norm(random, axes, layouts, r, dtype):
+    over_slice = bool(random.randrange(2))
+    n = r if over_slice else layouts[0].shape[-1]
+    shapes, dtypes = [(n,)] * len(layouts), [dtype] * len(layouts)
+    if dtype == "any":
+        dtypes = [random.choice((None, *DTYPES)) for _ in layouts]
+        if "h" in axes and random.randrange(2):
+            shapes = [(layout.shape[axes.index("h")], n) for layout in layouts]
+    weights = tuple(
+        None if dtype is None else draw_view(random, shape, dtype, False)
+        for shape, dtype in zip(shapes, dtypes, strict=True)
+    )
+    # Without any weight all of a row is normalized.
+    over_slice = n < layouts[0].shape[-1] and any(weights)
+    return Norm(weights, random.choice((1e-6, 1e-3)), random.choice((0.0, 1.0)), over_slice)
+
+
+def draw_caller(random, library):
+    method = random.choice(("apply", "apply", "rotate", "unrotate"))
+    angles = random.choice(("positions", "positions", "positions", "at", "tables"))
+    axes, weight = random.choice(AXES), ""
+    sizes = {"b": random.choice((1, 1, 2)), "s": random.choice((1, 1, 1, 2, 3, 5))}
+    sizes |= {"h": random.choice((1, 2, 4)), "d": random.choice((4, 6, 8, 8, 16, 16))}
+    dtype = k_dtype = random.choice(DTYPES)
+    if method != "unrotate" and random.randrange(3) == 0:
+        weight = "any"
+        if random.randrange(4):
+            dtype, weight = random.choice(KERNEL_NORMS)
+            k_dtype, sizes["d"] = dtype, random.choice((8, 16))
+    elif angles == "positions" and random.randrange(8) == 0:
+        k_dtype = random.choice(DTYPES)
+    rope = draw_rope(random, sizes["d"], weight not in ("", "any"))
+    shapes = [tuple(sizes[a] for a in axes)]
+    if method == "apply":
+        k_sizes = sizes | {"h": random.choice((1, 2, 3))}
+        shapes.append(tuple(k_sizes[a] for a in axes))
+    backwards, dtypes = library.any_memory, (dtype, k_dtype)
+
+    def draw_layouts():
+        pairs = zip(shapes, dtypes, strict=False)
+        return tuple(draw_view(random, shape, dtype, backwards) for shape, dtype in pairs)
+
+    layouts = draw_layouts()
+    out = random.choice(("new", "in place", draw_layouts()))
+    if angles == "tables":  # whose width must be stated
+        rope = replace(rope, rotary_dim=rope.rotary_dim or sizes["d"])
+    norm = None
+    if weight != "":
+        norm = draw_norm(random, axes, layouts, rope.rotary_dim or sizes["d"], weight)
+    batch = tuple(sizes[a] for a in axes if a == "b")
+    shape = random.choice(((sizes["s"],), (sizes["s"],), (*batch, sizes["s"]), (*batch, 1)))
+    if shape == (1,) and (sizes["s"] > 1 or random.randrange(3) == 0):
+        shape = () if sizes["s"] == 1 else (sizes["s"],)
+    if rope.position_axes is not None:
+        shape = (max(rope.position_axes) + 1, *shape)
+    kind = random.choice(("none", "list", "numpy", "library", "library"))
+    if kind == "none" and angles != "positions":
+        kind = "numpy"
+    spread = random.choice(list(POSITIONS))
+    kinds = POSITION_DTYPES[spread]
+    layout = draw_view(random, shape, random.choice(kinds), backwards)
+    return Caller(rope, method, angles, axes, sizes, layouts, out, kind, spread, layout, norm)
+
+
+class Thread(threading.Thread):
+    """Draws callers and calls them, by random numbers of its own."""
+
+    failed = threading.Event()
+
+    def __init__(self, library, calls, seed):
+        super().__init__(name=f"seed {seed!r}", daemon=True)
+        self.library, self.calls, self.random = library, calls, Random(seed)
+        self.memory, self.error, self.results = Memory(self.random), None, []
+
+    def run(self):
+        try:
+            self.call_all()
+        except BaseException:  # noqa: BLE001  # whatever it is, main prints it
+            self.error = f"{self.name}, call {self.count}\n{traceback.format_exc()}"
+            self.failed.set()
+
+    def call_all(self):
+        random, self.count = self.random, 0
+        callers = [self.draw() for _ in range(CALLERS)]
+        while self.count < self.calls and not self.failed.is_set():
+            i = random.randrange(CALLERS)
+            if random.randrange(4) == 0:
+                callers[i] = self.draw(callers[i][0])
+            for _ in range(random.choice((2, 5, 10, 25))):
+                self.call(*callers[i])
+                self.count += 1
+            if random.randrange(400) == 0:
+                rope_xp.clear_caches()
+            if len(self.results) > BATCH:
+                wiring.check(self.results)
+                self.results.clear()
+        if self.results:
+            wiring.check(self.results)
+
+    def draw(self, old=None):
+        random = self.random
+        new = old and random.randrange(4) and draw_other(random, old)
+        caller = new or draw_caller(random, self.library)
+        return caller, *caller.expect()
+
+    def put(self, layout):
+        return layout.put(self.memory, NUMBERS)
+
+    def call(self, caller, wires, numbers):
+        self.memory.reuse()
+        rope, make = caller.rope, self.library.make
+        arrays = [self.put(layout) for layout in caller.arrays]
+        norm, weights, options = caller.norm, (None, None), {"axes": caller.axes}
+        if norm is not None:
+            weights = [None if layout is None else self.put(layout) for layout in norm.weights]
+            given = [None if w is None else make(w) for w in weights]
+            options["norm"] = QKNorm(*given, eps=norm.eps, offset=norm.offset)
+        given = list(map(make, arrays))
+        positions, exact = self.draw_positions(caller)
+        read = [*weights, positions]
+        if caller.angles == "tables":
+            tables = self.put_tables(caller, wires, exact)
+            angles, read = rope.with_tables(*map(make, tables)), [*read, *tables]
+        else:
+            if caller.kind == "list":
+                positions = positions.tolist()
+            elif caller.kind == "library":
+                positions = make(positions)
+            angles = rope.at(positions, like=given[0]) if caller.angles == "at" else rope
+            if angles is rope:
+                options["positions"] = positions
+        outs = None
+        if caller.out == "in place":
+            outs = given
+        elif caller.out != "new":
+            outs = [make(self.put(layout)) for layout in caller.out]
+        if outs is not None:
+            options["out"] = tuple(outs) if caller.method == "apply" else outs[0]
+        if outs is not given:
+            read += arrays
+        read = [(x, x.tobytes()) for x in read if x is not None]
+        permutation = [caller.axes.index(a) for a in "bshd" if a in caller.axes]
+        before = [list_rows(x, permutation) for x in arrays]
+        results = getattr(angles, caller.method)(*given, **options)
+        results = results if caller.method == "apply" else (results,)
+        if outs is not None:
+            assert all(y is out for y, out in zip(results, outs, strict=True))
+        assert all(x.tobytes() == old for x, old in read), f"{caller} wrote to what it reads"
+        rest = zip(results, caller.arrays, weights, numbers, strict=False)
+        for x, (y, layout, weight, numbers_of_x) in zip(before, rest, strict=True):
+            found = self.library.back(y)
+            assert (found.shape, found.dtype) == (layout.shape, layout.dtype), caller
+            rows = repeat_positions(exact, caller, len(x))
+            if weight is not None:
+                heads = weight.shape[0] if weight.ndim == 2 else 1
+                weight = np.tile(weight.astype(np.float64), (len(x) // heads, 1))  # noqa: PLW2901  # a row for each row
+            after = list_rows(found, permutation)
+            label = self.name, self.count, caller
+            self.results.append(Result(wires, numbers_of_x, label, x, after, rows, weight))
+
+    def draw_positions(self, caller):
+        """Return positions, None where they are implicit, and exactly, with axes of tokens."""
+        components = 0 if caller.rope.position_axes is None else max(caller.rope.position_axes) + 1
+        if caller.kind == "none":
+            line = np.arange(caller.sizes["s"], dtype=np.float64)
+            return None, np.stack([line] * (components or 1))
+        positions = caller.positions.put(self.memory, POSITIONS[caller.range])
+        exact = positions.astype(np.float64)
+        exact = exact if components else exact[None]
+        return positions, exact[..., None] if exact.ndim == 1 else exact
+
+    def put_tables(self, caller, wires, exact):
+        r, head_dim = caller.rope.rotary_dim, caller.sizes["d"]
+        pairs = oracle.pairs(caller.rope.layout, r, caller.method == "unrotate")[1][0]
+        pairs = caller.rope.rotary_offset % head_dim + pairs
+        axes = wires.component[pairs]
+        angles = oracle.angles(exact, wires.frequency[pairs], axes)
+        dtype = "float64" if caller.arrays[0].dtype == np.float64 else "float32"
+        layout = lay_out(angles.shape, View(dtype, tuple(range(angles.ndim)), (1,) * angles.ndim))
+        tables = [self.put(layout), self.put(layout)]
+        tables[0][...], tables[1][...] = np.cos(angles), np.sin(angles)
+        return tables
+
+
+def list_rows(x, permutation):
+    return x.transpose(permutation).reshape(-1, x.shape[-1]).astype(np.float64)
+
+
+def repeat_positions(exact, caller, rows):
+    """Return positions (rows, components)."""
+    sizes = caller.sizes
+    components, *lead, tokens = exact.shape
+    full = exact.reshape(components, *(lead or (1,)), tokens)
+    batch = sizes["b"] if "b" in caller.axes else 1
+    full = np.broadcast_to(full, (components, batch, sizes["s"])).reshape(components, -1)
+    return np.repeat(full.T, rows // full.shape[1], axis=0)
+
+
+def main(library, calls, seed):
+    caches.MOST_BYTES, launch.BYTES_A_THREAD = MOST_BYTES, BYTES_A_THREAD
+    reuse_memory_of_tables()
+    if library == "torch":
+        importlib.import_module("torch").set_num_threads(3)
+    slow, run_on_path = itertools.count(), choose.run_on_path
+    choose.run_on_path = lambda call: (next(slow), run_on_path(call))[1]
+    (found,) = (each for each in LIBRARIES if each.name == library)
+    start, count = time.perf_counter(), int(calls) // THREADS
+    threads = [Thread(found, count, f"{seed} {i}") for i in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        rope_xp.clear_caches()
+        time.sleep(PAUSE)
+    if Thread.failed.is_set():
+        sys.exit("\n".join(thread.error for thread in threads if thread.error))
+    seconds = time.perf_counter() - start
+    built = host_tables.__self__.built
+    print(sum(thread.count for thread in threads), next(slow), built, round(seconds, 1))
 
 
 if __name__ == "__main__":

@@ -171,25 +171,29 @@ def positions_sharded_otherwise_are_brought_along(mesh):
 
 
 @case(2, 4)
-def norms(mesh):
-    """Gradients of weights are summed over all processes; the norm of a sum is no sum of norms."""
-    weights = [sample(16, seed=n).requires_grad_() for n in (3, 4)]
-    arrays, grads = (Q, K), [sample(*x.shape, seed=2) for x in (Q, K)]
-    expected = ROPE.apply(*arrays, POSITIONS, norm=QKNorm(*weights))
-    gradients = torch.autograd.grad(expected, weights, grads)
-    for p in one(mesh.ndim):
-        shards = [distribute_tensor(x, mesh, p) for x in arrays]
-        replicas = [
-            distribute_tensor(w.detach(), mesh, [R] * mesh.ndim).requires_grad_() for w in weights
-        ]
-        results = ROPE.apply(*shards, POSITIONS, norm=QKNorm(*replicas))
-        torch.autograd.backward(results, [distribute_tensor(g, mesh, p) for g in grads])
-        for y, value, w, gradient in zip(results, expected, replicas, gradients, strict=True):
-            same(y.detach(), value.detach(), p)
-            torch.testing.assert_close(w.grad.full_tensor(), gradient, rtol=1e-4, atol=1e-5)
-    parts = DTensor.from_local(Q, mesh, [Partial()] * mesh.ndim)
-    with refuses(RopeError, "x has the placement", "Partial"):
-        ROPE.rotate(parts, norm=(weights[0], 1e-6))
+def gradients_of_weights_are_complete(mesh):
+    """Of one weight or one per head, plain or DTensors, whatever q and k are sharded over."""
+    arrays, grads, n = (Q, K), [sample(*x.shape, seed=2) for x in (Q, K)], mesh.ndim
+    cut = [[Shard(3)], [R, Shard(3)], [Shard(3), Shard(1)], [Shard(2), Shard(3)]]
+    for lead in ([], []), ([4], [2]):
+        weights = [sample(*x, 16, seed=3 + i).requires_grad_() for i, x in enumerate(lead)]
+        expected = ROPE.apply(*arrays, POSITIONS, norm=QKNorm(*weights))
+        gradients = torch.autograd.grad(expected, weights, grads)
+        for p in [*one(n), *(p for p in cut if len(p) == n)]:
+            shards = [distribute_tensor(x, mesh, p) for x in arrays]
+            for w in (None, R, Shard(0)):
+                copies = [x.detach().clone() for x in weights]
+                if w is not None:
+                    copies = [distribute_tensor(x, mesh, [w] * n) for x in copies]
+                norm = QKNorm(*(x.requires_grad_() for x in copies))
+                with collectives(None if Shard(3) in p or w == Shard(0) else 0):
+                    results = ROPE.apply(*shards, POSITIONS, norm=norm)
+                torch.autograd.backward(results, [distribute_tensor(g, mesh, p) for g in grads])
+                for y, value, x, gradient in zip(results, expected, copies, gradients, strict=True):
+                    same(y.detach(), value.detach(), p)
+                    got = x.grad if w is None else x.grad.full_tensor()
+                    # Each is a sum of up to 4 * 7 * 4 products, in another order.
+                    torch.testing.assert_close(got, gradient, rtol=1e-4, atol=1e-5)
 
 
 @case(2)
@@ -239,6 +243,8 @@ def sums_stay_sums(mesh):
         x = DTensor.from_local(Q, mesh, [Partial(kind)])
         with refuses(RopeError, "x has the placement", kind, "x.redistribute"):
             ROPE.rotate(x)
+    with refuses(RopeError, "x has the placement", "norms are not linear"):
+        ROPE.rotate(DTensor.from_local(Q, mesh, [Partial()]), norm=(None, 1e-6))
 
 
 @case(2)
@@ -339,6 +345,32 @@ def in_place(mesh):
 
 
 @case(2)
+def slots_take_local_shards(mesh):
+    """DTensors are rejected before anything is written, as slots are those of a whole cache."""
+    q, k, moved = Q[:1, :3], K[:1, :3], POSITIONS[:3] + 1
+    for p, cache_p in ((R, R), (Shard(2), Shard(1)), (R, Shard(0))):
+        for slots in ([2, 3, 4], [4, 2, 3]):
+            whole = sample(8, 2, 16, seed=2)
+            cache = distribute_tensor(whole.clone(), mesh, [cache_p])
+            spread_q, spread_k = (distribute_tensor(x, mesh, [p]) for x in (q, k))
+            for out in (cache, whole):
+                with refuses(RopeError, "slots= takes no torch DTensor arrays", "to_local()"):
+                    ROPE.apply(spread_q, spread_k, moved, out=(None, out), slots=slots)
+            with refuses(RopeError, "slots= takes no torch DTensor arrays"):
+                ROPE.rerotate(cache, moved, moved + 1, axes="shd", slots=slots, out=cache)
+            with refuses(TypeError, "out[1] a torch DTensor array"):
+                ROPE.apply(q, k, moved, out=(None, cache), slots=slots)
+            with refuses(TypeError, "k a torch DTensor array"):
+                ROPE.apply(q, spread_k, moved, out=(None, whole), slots=slots)
+            same(cache, whole, [cache_p])
+            if cache_p == Shard(0):
+                continue
+            local = spread_q.to_local(), spread_k.to_local(), moved
+            ROPE.apply(*local, out=(None, cache.to_local()), slots=slots)
+            same(cache, ROPE.apply(q, k, moved, out=(None, whole), slots=slots)[1], [cache_p])
+
+
+@case(2)
 def what_does_not_fit_is_refused(mesh):
     cos, sin = ROPE.cos_sin(POSITIONS, 16)
     q, other = distribute_tensor(Q, mesh, [Shard(1)]), DeviceMesh("cpu", [1, 0])
@@ -346,6 +378,7 @@ def what_does_not_fit_is_refused(mesh):
     far, cut = distribute_tensor(POSITIONS, other, [R]), distribute_tensor(Q, mesh, [Shard(3)])
     far_k, far_sin = distribute_tensor(K, other, [Shard(1)]), distribute_tensor(sin, other, [R])
     new, replica = torch.empty_like(q), distribute_tensor(Q, mesh, [R])
+    weight = distribute_tensor(sample(16), init_device_mesh("cpu", (1, 2)), [R, R])
     leaf = q.detach().requires_grad_()
     for error, message, call in (
         (TypeError, "q is a torch DTensor array and k a torch array", lambda: ROPE.apply(q, K)),
@@ -355,6 +388,7 @@ def what_does_not_fit_is_refused(mesh):
         (RopeError, "k lies on", lambda: ROPE.apply(q, far_k)),
         (RopeError, "k_positions lies on", lambda: ROPE.apply(q, q, POSITIONS, k_positions=far)),
         (RopeError, "new_positions lies on", lambda: ROPE.rerotate(q, POSITIONS, far)),
+        (RopeError, "norm.q_weight lies on", lambda: ROPE.rotate(q, norm=(weight, 1e-6))),
         (RopeError, "sin lies on", lambda: rope_xp.apply_tables(q, cos, far_sin)),
         (TypeError, "out must be an array of torch DTensor", lambda: ROPE.rotate(q, out=Q.clone())),
         (RopeError, "out has the placements", lambda: ROPE.rotate(q, out=replica)),
@@ -370,7 +404,9 @@ def what_does_not_fit_is_refused(mesh):
 def paths(mesh):
     q, k = (distribute_tensor(x, mesh, [Shard(1)]) for x in (Q, K))
     cut = distribute_tensor(Q, mesh, [Shard(3)])
+    weight = distribute_tensor(sample(16), mesh, [Shard(0)])
     if dist.get_rank() == 0:  # the others are not waited for
+        assert rope_xp.explain(q, k, norm=QKNorm(weight, weight)).path == "llvm"
         assert rope_xp.explain(q, k, POSITIONS).library == "torch DTensor"
         size = {"shape": (TOKENS,), "stride": (1,)}
         alone = DTensor.from_local(POSITIONS[:4], mesh, [Shard(0)], **size)

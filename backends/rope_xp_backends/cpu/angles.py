@@ -40,19 +40,21 @@ class Vectors:
         s = f.fadd(f.fmul(sin_a, cos_b), f.fmul(cos_a, sin_b))
         return (f.fadd(cos_a, c), f.fadd(sin_a, s)) if less_1 else (c, s)
 
-    # quarters = (int)(angle * (2/pi) + 0.5);
-    # x = angle - quarters * coarse - quarters * fine;
+    # turns = (int)floor(angle * (2/pi) + 0.5);
+    # x = angle - turns * coarse - turns * fine;
     # sin = x + x*x*x * odd(x*x), cosm1 = x*x * even(x*x), cos = 1 + cosm1;
-    # if (quarters & 1) swap(cos, sin);
-    # if ((quarters + 1) & 2) cos = -cos;
-    # if (quarters & 2) sin = -sin;
-    # return quarters == 0 ? cosm1 : cos - 1, sin;
+    # if (turns & 1) swap(cos, sin);
+    # if ((turns + 1) & 2) cos = -cos;
+    # if (turns & 2) sin = -sin;
+    # return turns == 0 ? cosm1 : cos - 1, sin;
     def cosm1_sin(self, angle: Any) -> tuple[Any, Any]:
-        """Return cos - 1 and sin of angles from 0, as :mod:`rope_xp._rotation.fractions` does."""
+        """Return cos - 1 and sin of angles, as :mod:`rope_xp._rotation.fractions` does."""
         b, series = self.builder, fractions.DOUBLE if self.double else fractions.SINGLE
         quarters = b.fadd(b.fmul(angle, self.constant(2 / pi)), self.constant(0.5))
-        turns = b.fptosi(quarters, ir.VectorType(I32, self.lanes))  # floor, as none is negative
-        quarters = b.sitofp(turns, self.kind)
+        name, kind = f"llvm.floor.v{self.lanes}f{8 * self.size}", [self.kind]
+        floor = b.module.declare_intrinsic(name, fnty=ir.FunctionType(self.kind, kind))
+        quarters = b.call(floor, [quarters])
+        turns = b.fptosi(quarters, ir.VectorType(I32, self.lanes))
         x = b.fsub(angle, b.fmul(quarters, self.constant(series.coarse)))
         x = b.fsub(x, b.fmul(quarters, self.constant(series.fine)))
         square = b.fmul(x, x)

@@ -15,7 +15,7 @@ from .angles import CosSin, Vectors
 from .elements import default_nan
 from .language import I32, I64, Int, broadcast, choose, least, load_params, loop, vector_steps
 from .pairs import build_rotation
-from .plan import FIELDS, KernelKey
+from .plan import FIELDS, OPERAND_FIELDS, TABLES, KernelKey
 
 NAME = "rotate"
 ALLOCATE, FREE = "rope_xp_allocate", "rope_xp_free"
@@ -25,9 +25,9 @@ _NO_MEMORY = 1
 
 def list_arguments(key: KernelKey) -> tuple[str, ...]:
     """Return the names of a kernel's arguments."""
-    weights = ("q_weight", "k_weight") if key.norm and key.norm.weight else ()
-    addresses = "q", "q_out", "k", "k_out", *weights, "a", "b"
-    return "params", *addresses, "stream", "start", "stop"
+    norm = () if key.norm is None else ("q_weight", "k_weight", "eps", "weight_offset")
+    addresses = "q", "k", "q_out", "k_out", "a", "b"
+    return "params", "start", "stop", "stream", "tables", *addresses, *norm
 
 
 class Block(NamedTuple):
@@ -35,6 +35,8 @@ class Block(NamedTuple):
 
     key: KernelKey
     params: dict[str, Int]
+    tables: Int
+    """The address of those of digit tables, see :data:`.plan.TABLES`."""
     inputs: CosSin
     """Addresses of positions and their fractions, or of cos and sin."""
     batch: Int
@@ -43,30 +45,31 @@ class Block(NamedTuple):
     cos_sin: CosSin
 
 
-# int64_t rotate(params, q, q_out, k, k_out, a, b, stream, start, stop) {
+# int64_t rotate(params, start, stop, stream, tables, q, k, q_out, k_out, a, b) {
 #     for (row = start; row < stop; row += n) {
 #         n = min(block, stop - row, length - row % length);
 #         fill cos[n][pairs] and sin[n][pairs] from tables, or from a and b;
-#         rotate_q(q, q_out, cos, sin, n), rotate_k(k, k_out, cos, sin, n);
+#         rotate_heads(q, q_out, cos, sin, n), rotate_heads(k, k_out, cos, sin, n);
 #     }
 #     return 0;
 # }
 def build_ir(key: KernelKey) -> ir.Module:
     """Return the code of a kernel: one function of these integers.
 
-    ``params`` is the address of the row of a plan, the next ones are addresses of elements.
-    ``stream`` writes results past the caches. Rows are batch * tokens. The function returns 0, or 1
-    if it cannot allocate scratch.
+    ``params`` is the address of the row of a plan, ``tables`` that of the addresses of digit
+    tables, and q to b, and weights, are addresses of elements. Rows ``start`` to ``stop`` are batch
+    * tokens. ``stream`` writes results past the caches. eps and the offset of weights are the bits
+    of float64. The function returns 0, or 1 if it cannot allocate scratch.
     """
     module = ir.Module(name="rope_xp")
     allocate = ir.Function(module, ir.FunctionType(I64, [I64]), ALLOCATE)
     free = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64]), FREE)
-    rotate_q, rotate_k = (build_rotation(module, key, name) for name in "qk")
+    rotate_heads = build_rotation(module, key)
     function = ir.Function(module, ir.FunctionType(I64, [I64] * len(list_arguments(key))), NAME)
     builder = ir.IRBuilder(function.append_basic_block())
     arguments = [Int(builder, v) for v in function.args]
-    plan, q, q_out, k, k_out, *weights, a, b, stream, start, stop = arguments
-    q_weight, k_weight = weights or (plan, plan)  # unused
+    plan, start, stop, stream, tables, q, k, q_out, k_out, a, b, *norm = arguments
+    q_weight, k_weight, *numbers = norm or (plan,) * 4  # unused
     params = load_params(plan)
     inputs = a + params["a_skip"], b + params["b_skip"]
     # Scratch: cos and sin of a block, those of one component, and a row of x.
@@ -84,19 +87,17 @@ def build_ir(key: KernelKey) -> ir.Module:
 
     with loop(start, stop, count_tokens) as row:
         place = row // length, row % length, count_tokens(row)
-        block = Block(key, params, inputs, *place, cos_sin)
+        block = Block(key, params, tables, inputs, *place, cos_sin)
         with builder.if_else(params["use_tables"].is_nonzero()) as (from_tables, from_inputs):
             with from_tables:
                 _look_up(plan, block, of_component)
             with from_inputs:
                 _copy_cos_sin(block)
-        for name, rotation, x, y, weight in (
-            ("q", rotate_q, q, q_out, q_weight),
-            ("k", rotate_k, k, k_out, k_weight),
-        ):
+        for name, x, y, weight in (("q", q, q_out, q_weight), ("k", k, k_out, k_weight)):
             with builder.if_then(params[f"{name}_heads"].is_(">", 0)):
-                arguments = [plan, x, y, *place, stream, *cos_sin, spare, weight]
-                builder.call(rotation, [argument.value for argument in arguments])
+                operand = plan + 8 * FIELDS.index(f"{name}_{OPERAND_FIELDS[0]}")
+                arguments = [plan, operand, x, y, *place, stream, *cos_sin, spare, weight, *numbers]
+                builder.call(rotate_heads, [argument.value for argument in arguments])
     builder.call(free, [scratch.value])
     with builder.if_then(stream.is_nonzero()):
         builder.fence("seq_cst")  # all threads see streamed results from here on
@@ -130,7 +131,8 @@ def _copy_cos_sin(block: Block) -> None:
 # }
 def _look_up(plan: Int, block: Block, scratch: CosSin) -> None:
     """Look up angles segment by segment, as rope_xp._rotation.angles.cos_sin does."""
-    params = block.params
+    tables = {name: block.tables.peek(i) for i, name in enumerate(TABLES)}
+    block, params = block._replace(params=block.params | tables), block.params
     needs_select = params["needs_select"].is_nonzero()
     cos, sin = (choose(needs_select, y, x) for x, y in zip(block.cos_sin, scratch, strict=True))
     with loop(cos.like(0), params["segments"]) as i:

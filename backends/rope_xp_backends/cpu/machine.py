@@ -1,25 +1,22 @@
 """From a kernel's IR to machine code of this processor."""
 
 import ctypes
-import hashlib
+import weakref
 from collections.abc import Callable
 from typing import Any
 
-import llvmlite
 import llvmlite.binding as llvm
 
-from . import files
 from .kernel import ALLOCATE, FREE, NAME, build_ir, list_arguments
 from .plan import KernelKey
 
 _MEMORY = {ALLOCATE: "PyMem_RawMalloc", FREE: "PyMem_RawFree"}
 """Functions of Python, on every system, without a lock."""
-# Kernels have vectors already, and the short loops around them gain nothing.
-_PASSES = {"loop_vectorization": False, "slp_vectorization": False, "loop_unrolling": False}
 _CODE = {"opt": 3, "codemodel": "jitdefault", "jit": True}
 
-_alive: list[Any] = []
-"""Engines own the memory of machine code."""
+_unused: list[Any] = []
+"""Engines of kernels that nobody holds. Only compiling frees them, which forks wait for: a child
+could not use LLVM if another thread was in it at the fork."""
 
 
 def compile_kernel(key: KernelKey) -> Callable[..., int]:
@@ -29,34 +26,31 @@ def compile_kernel(key: KernelKey) -> Callable[..., int]:
     if "float16" in dtypes and not _can_convert_float16(host[0], host[2]):
         msg = "this processor is not known to have an instruction that converts float16"
         raise RuntimeError(msg)
-    target, text = _create_target(*host), str(build_ir(key))
-    name = f"{key.dtype}-{key.interleaved_in:d}{key.interleaved_out:d}-{_hash_inputs(text, *host)}"
-    code = files.read_kernel(name)
-    if code is None:
-        code = target.emit_object(_optimize(text, target))
-        files.write_kernel(name, code)
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), target)
+    code = _create_target(*host).emit_object(_parse(key))
+    _unused.clear()
+    # The engine keeps a target machine. One that has emitted code holds 0.8 MB.
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _create_target(*host))
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
-    _alive.append(engine)
     kind = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * len(list_arguments(key)))
-    return kind(engine.get_function_address(NAME))
+    kernel = kind(engine.get_function_address(NAME))
+    weakref.finalize(kernel, _unused.append, engine).atexit = False
+    return kernel
 
 
 def emit_assembly(key: KernelKey, *machine: str) -> str:
     """Return the assembly of a kernel, of this machine or of a triple, CPU and features."""
     target = _create_target(*machine or _describe_host())
-    return target.emit_assembly(_optimize(str(build_ir(key)), target))  # type: ignore[no-any-return]  # llvmlite has no types
+    return target.emit_assembly(_parse(key))  # type: ignore[no-any-return]  # llvmlite has no types
 
 
-def _optimize(text: str, target: Any) -> Any:
-    module = llvm.parse_assembly(text, _create_context())
+def _parse(key: KernelKey) -> Any:
+    """Return the module of a kernel.
+
+    The code generator alone makes it as fast as all of LLVM's passes, and in half the time.
+    """
+    module = llvm.parse_assembly(str(build_ir(key)), _create_context())
     module.verify()
-    options = llvm.create_pipeline_tuning_options(speed_level=_CODE["opt"])
-    for name, value in _PASSES.items():
-        setattr(options, name, value)
-    builder = llvm.create_pass_builder(target, options)
-    builder.getModulePassManager().run(module, builder)
     return module
 
 
@@ -88,9 +82,3 @@ def _can_convert_float16(triple: str, features: str) -> bool:
     Elsewhere LLVM calls a function of a compiler's library, and aborts the process without one.
     """
     return triple.startswith(("aarch64", "arm64")) or "+f16c" in features.split(",")
-
-
-def _hash_inputs(text: str, *host: str) -> str:
-    """Return a hash of all that machine code depends on: IR, compiler and machine."""
-    key = (text, llvmlite.__version__, llvm.llvm_version_info, host, _PASSES, _CODE)
-    return hashlib.sha256(repr(key).encode()).hexdigest()[:32]

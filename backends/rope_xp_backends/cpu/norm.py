@@ -54,16 +54,18 @@ def load_row(row: Int, dtype: str, key: KernelKey, norm: NormKey) -> Row:
     return Row(pairs, list(load(-norm.before, norm.before)), list(behind))
 
 
-def load_weights(weight: Int, key: KernelKey, norm: NormKey) -> Row | None:
-    """Load weights and add their offset."""
+def load_weights(weight: Int, offset: Int, key: KernelKey, norm: NormKey) -> Row | None:
+    """Load weights and add their offset, the bits of a float64."""
     if not norm.weight:
         return None
 
     def add_offset(vectors: Iterable[Any]) -> list[Any]:
-        sums = [b.fadd(v, fill(v.type.element, norm.offset, v.type.count)) for v in vectors]
+        sums = [b.fadd(v, broadcast(b, addend, v.type.count)) for v in vectors]
         return [default_nan(b, v) for v in sums]
 
     b, first = weight.builder, weight + norm.before * FLOATS[norm.weight]
+    addend = b.bitcast(offset.value, DOUBLE)
+    addend = addend if key.double else b.fptrunc(addend, FLOAT)
     pairs, before, behind = load_row(first, norm.weight, key, norm)
     return Row([(*add_offset(halves),) for halves in pairs], add_offset(before), add_offset(behind))
 
@@ -75,8 +77,11 @@ def allocate_factors(b: Any, key: KernelKey) -> Int:
 
 
 # *factor = (float)(1 / sqrt((double)sum(x * x) / count + eps));
-def store_factor(x: Int, factor: Int, ahead: Int, key: KernelKey, norm: NormKey) -> None:
-    """Store the factor of the row at address x, and prefetch another row."""
+def store_factor(x: Int, factor: Int, ahead: Int, eps: Int, key: KernelKey, norm: NormKey) -> None:
+    """Store the factor of the row at address x, and prefetch another row.
+
+    ``eps`` holds the bits of a float64.
+    """
     b, row = x.builder, load_row(x, key.dtype, key, norm)
     for n, lanes in unroll(norm.pairs):
         if lanes == MANY:
@@ -95,7 +100,7 @@ def store_factor(x: Int, factor: Int, ahead: Int, key: KernelKey, norm: NormKey)
     total = b.extract_element(total, ir.Constant(I32, 0))
     mean = b.fmul(total if key.double else b.fpext(total, DOUBLE), _double(1.0 / norm.length))
     sqrt = b.module.declare_intrinsic("llvm.sqrt", [DOUBLE])
-    quotient = b.fdiv(_double(1.0), b.call(sqrt, [b.fadd(mean, _double(norm.eps))]))
+    quotient = b.fdiv(_double(1.0), b.call(sqrt, [b.fadd(mean, b.bitcast(eps.value, DOUBLE))]))
     factor.store(quotient if key.double else b.fptrunc(quotient, FLOAT), key.width)
 
 

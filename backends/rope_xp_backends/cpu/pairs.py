@@ -26,10 +26,13 @@ from .language import (
 )
 from .plan import OPERAND_FIELDS, KernelKey
 
-_BLOCK = ("params", "x", "y", "batch", "token", "tokens", "stream", "cos", "sin", "spare", "weight")
+_BLOCK = (
+    *("params", "operand", "x", "y", "batch", "token", "tokens", "stream", "cos", "sin", "spare"),
+    *("weight", "eps", "weight_offset"),
+)
 
 
-# void rotate_q(x, y, cos, sin, ...) {
+# void rotate_heads(x, y, cos, sin, ...) {
 #     for (t = 0; t < tokens; t++)              the loop over heads is outside where tokens of a
 #         for (h = 0; h < heads; h++) {         head lie closer together than heads of a token
 #             if (x != y) copy what lies before and behind the rotated slice;
@@ -38,18 +41,21 @@ _BLOCK = ("params", "x", "y", "batch", "token", "tokens", "stream", "cos", "sin"
 #             for (; n < pairs; n++) rotate 1;
 #         }
 # }
-def build_rotation(module: ir.Module, key: KernelKey, operand: str) -> ir.Function:
-    """Return the function that rotates all heads of q or of k in a block of tokens."""
+def build_rotation(module: ir.Module, key: KernelKey) -> ir.Function:
+    """Return the function that rotates all heads of q or of k in a block of tokens.
+
+    ``operand`` is the address of the fields of either.
+    """
     kind = ir.FunctionType(ir.VoidType(), [I64] * len(_BLOCK))
-    function = ir.Function(module, kind, f"rotate_{operand}")
+    function = ir.Function(module, kind, "rotate_heads")
     function.linkage = "internal"
-    function.attributes.add("noinline")  # which would only take longer to compile
     b = ir.IRBuilder(function.append_basic_block())
-    row, x, y, batch, token, tokens, stream, cos, sin, spare, weight = (
+    row, operand, x, y, batch, token, tokens, stream, cos, sin, spare, *of_norm = (
         Int(b, v) for v in function.args
     )
+    weight, eps, weight_offset = of_norm
     params = load_params(row)
-    field = {name: params[f"{operand}_{name}"] for name in OPERAND_FIELDS}
+    field = {name: operand.peek(i) for i, name in enumerate(OPERAND_FIELDS)}
     pairs, before, behind = (params[name] for name in ("pairs", "before", "behind"))
     x, y = x + field["x_skip"], y + field["y_skip"]
     apart = x.is_("!=", y)
@@ -64,7 +70,7 @@ def build_rotation(module: ir.Module, key: KernelKey, operand: str) -> ir.Functi
     tokens_outside = abs(field["x_head"]).is_("<=", abs(field["x_token"]))
     outer = choose(tokens_outside, tokens, field["heads"])
     inner = choose(tokens_outside, field["heads"], tokens)
-    weights = None if key.norm is None else norm.load_weights(weight, key, key.norm)
+    weights = None if key.norm is None else norm.load_weights(weight, weight_offset, key, key.norm)
     far = field["x_token"]
 
     def locate(i: Int, j: Int) -> tuple[Int, Int, Int]:
@@ -74,7 +80,7 @@ def build_rotation(module: ir.Module, key: KernelKey, operand: str) -> ir.Functi
 
     with loop(outer.like(0), outer) as i:
         for j, factor in _list_rows(
-            key, inner, partial(locate, i), choose(streams, i.like(0), far)
+            key, inner, partial(locate, i), choose(streams, i.like(0), far), eps
         ):
             source, target, skip = locate(i, j)
             with b.if_then(copies_rest):
@@ -96,7 +102,7 @@ def build_rotation(module: ir.Module, key: KernelKey, operand: str) -> ir.Functi
 # for (first = 0; first < count; first += ROWS)
 #     compute the factors of ROWS rows, then yield these rows;
 def _list_rows(
-    key: KernelKey, count: Int, locate: Callable[[Int], tuple[Int, ...]], ahead: Int
+    key: KernelKey, count: Int, locate: Callable[[Int], tuple[Int, ...]], ahead: Int, eps: Int
 ) -> Iterator[tuple[Int, Any]]:
     """Write loops over rows: yield an index, and the factor of its row, None without a norm."""
     b, zero = count.builder, count.like(0)
@@ -109,7 +115,8 @@ def _list_rows(
     with loop(zero, count, norm.ROWS) as first:
         stop = least(first + norm.ROWS, count)
         with loop(first, stop) as j:
-            norm.store_factor(locate(j)[0], factors + (j - first) * key.width, ahead, key, key.norm)
+            factor = factors + (j - first) * key.width
+            norm.store_factor(locate(j)[0], factor, ahead, eps, key, key.norm)
         with loop(first, stop) as j:
             yield j, (factors + (j - first) * key.width).load(compute_type(key), key.width)
 

@@ -1,15 +1,22 @@
-"""Kernel parameters: lengths, strides and table addresses of a signature, in one int64 array."""
+"""Kernel parameters: lengths and strides of arrays, as int64 numbers. No address is among them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, product
+from itertools import combinations, pairwise, product
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
 
 from rope_xp._core.call import RotationSpec
 from rope_xp._core.dtypes import FLOATS
-from rope_xp._core.memory import CollapsedDim, StridedLayout, collapse_dims
+from rope_xp._core.memory import (
+    CollapsedDim,
+    Extent,
+    StridedLayout,
+    collapse_dims,
+    measure_extent,
+)
 
 FEW = 8
 """Pairs of the smallest vector step, but for the last ones of a head."""
@@ -25,10 +32,10 @@ OPERAND_FIELDS = (
     *("heads", "x_batch", "x_token", "x_head", "x_skip", "y_batch", "y_token", "y_head", "y_skip"),
 )
 TABLES = ("low", "middle", "high", "frequencies", "component")
+"""Addresses of tables, in the order of DigitTables."""
 FIELDS = (
     *("length", "block", "pairs", "inverse", "before", "behind"),
     *("use_tables", "implicit_positions", "has_fraction", "segments", "needs_select"),
-    *TABLES,
     *("a_skip", "a_batch", "a_token", "a_segment", "b_skip", "b_batch", "b_token", "b_segment"),
     *(f"q_{name}" for name in OPERAND_FIELDS),
     *(f"k_{name}" for name in OPERAND_FIELDS),
@@ -47,8 +54,6 @@ class NormKey(NamedTuple):
     before: int
     """Normalized components before the rotated slice."""
     behind: int
-    eps: float
-    offset: float
 
     @property
     def length(self) -> int:
@@ -91,23 +96,25 @@ class InOut(NamedTuple):
 
     x: StridedLayout
     y: StridedLayout
+    in_place: bool
+    """Whether the result is the array itself."""
 
 
 class AngleLayouts(NamedTuple):
-    """Layouts of arrays of angles, in bytes, and addresses of tables."""
+    """Layouts of arrays of angles, in bytes."""
 
     pairs: int
     layouts: tuple[StridedLayout, ...]
     """Of positions and their fractions, (batch..., tokens, components), or of cos and sin."""
-    tables: tuple[int, ...]
-    """Addresses of DigitTables, with 0 for no ``component``; empty with cos and sin."""
+    use_tables: bool
+    """Whether angles are looked up, and not given as cos and sin."""
     component: tuple[int, ...] = ()
     """The component of positions that each frequency reads; empty without components."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class CpuPlan:
-    """Kernel parameters. They hold addresses of tables, which the caller must keep alive."""
+    """A function of layouts and of the rotation alone, so that it fits all arrays of these."""
 
     params: tuple[np.ndarray, ...]
     """One row for each kernel call."""
@@ -117,14 +124,29 @@ class CpuPlan:
     """Batch times tokens of a kernel call."""
     bytes: int
     """Of all arrays, without results."""
+    extents: tuple[Extent, ...]
+    """Of arrays, results, weights, then angles, around the addresses that a launch is given."""
+    overlaps: tuple[tuple[int, int], ...]
+    """Which of these must not overlap: a result, and whatever else is read or written."""
+    arrange: Callable[[Sequence[int]], tuple[int, ...]]
+    """Puts the addresses of these, and a 0 behind them, in the order of a kernel's arguments."""
+    norm: tuple[int, ...]
+    """The bits of eps and of the offset of weights; nothing without a norm."""
 
 
 def build_plan(
-    operands: Sequence[InOut], angles: AngleLayouts, spec: RotationSpec, itemsize: int
+    operands: Sequence[InOut],
+    angles: AngleLayouts,
+    spec: RotationSpec,
+    itemsize: int,
+    inputs: Sequence[Extent],
 ) -> CpuPlan:
-    """Return the plan of one array or two, which share their angles."""
-    axes, pairs, use_tables = spec.axes, angles.pairs, bool(angles.tables)
-    arrays = [layout for operand in operands for layout in operand]
+    """Return the plan of one array or two, which share their angles.
+
+    ``inputs`` are weights of a norm and arrays of angles.
+    """
+    axes, pairs, use_tables = spec.axes, angles.pairs, angles.use_tables
+    arrays = [layout for x, y, _ in operands for layout in (x, y)]
     rows_of_angles = [StridedLayout(a.shape[:-1], a.strides[:-1]) for a in angles.layouts]
     dims = collapse_dims(axes.batch_tokens, arrays, rows_of_angles)
     no_dim = CollapsedDim(1, (0,) * (len(arrays) + max(len(rows_of_angles), 1)))
@@ -133,7 +155,7 @@ def build_plan(
     *outer, batch, token = [no_dim] * (2 - len(dims)) + dims
     sizes = [itemsize * int(np.prod(operand.x.shape)) for operand in operands]
     heads_apart, numbers = False, dict[str, int]()
-    for i, (name, (x, y)) in enumerate(zip("qk", operands, strict=False)):
+    for i, (name, (x, y, _)) in enumerate(zip("qk", operands, strict=False)):
         numbers[f"{name}_heads"] = 1
         if axes.heads is not None:
             numbers[f"{name}_heads"], step = x.shape[axes.heads], x.strides[axes.heads]
@@ -155,7 +177,6 @@ def build_plan(
         "has_fraction": use_tables and len(angles.layouts) > 1,
         "segments": len(segments),
         "needs_select": needs_select,
-        **dict(zip(TABLES, angles.tables, strict=False)),
         **{f"{name}_segment": a.strides[-1] for name, a in zip("ab", angles.layouts, strict=False)},
     }
     names = [*("q_x", "q_y", "k_x", "k_y")[: len(arrays)], *"ab"[: len(angles.layouts)]]
@@ -169,7 +190,34 @@ def build_plan(
         fields = [numbers.get(name, 0) for name in FIELDS]
         params.append(np.array([*fields, *(n for segment in segments for n in segment)], np.int64))
     addresses = tuple([row.ctypes.data for row in params])
-    return CpuPlan(tuple(params), addresses, batch.length * token.length, sum(sizes))
+    rows, n = batch.length * token.length, len(operands)
+    layouts = *(operand.x for operand in operands), *(operand.y for operand in operands)
+    extents = *(measure_extent(*layout, itemsize) for layout in layouts), *inputs
+    results = range(n, 2 * n)
+    others = [*(i for i in range(n) if not operands[i].in_place), *range(2 * n, len(extents))]
+    overlaps = *combinations(results, 2), *product(results, others)
+    return CpuPlan(
+        tuple(params),
+        addresses,
+        rows,
+        sum(sizes),
+        extents,
+        overlaps,
+        _arrange_arguments(n, len(inputs) - len(angles.layouts), len(angles.layouts), spec),
+        tuple(np.array(spec.norm[:2] if spec.norm else (), np.float64).view(np.int64).tolist()),
+    )
+
+
+def _arrange_arguments(
+    operands: int, weights: int, angles: int, spec: RotationSpec
+) -> Callable[[Sequence[int]], tuple[int, ...]]:
+    """Return what reorders the addresses of arrays, results, weights, angles, and a last 0."""
+    counts, groups, first = (operands, operands, weights, angles), [], 0
+    for count in counts:
+        groups.append([*range(first, first + count), -1, -1][:2])
+        first += count
+    x, y, w, a = groups
+    return itemgetter(*x, *y, *a, *(w if spec.norm else ()))
 
 
 def split_segments(component: Sequence[int], pairs: int) -> tuple[list[tuple[int, int, int]], bool]:

@@ -7,11 +7,10 @@ import cupy
 import numpy as np
 
 from rope_xp._core.caches import pin
-from rope_xp._core.call import UNKNOWN
 from rope_xp._core.library import DigitTables, TableKey
 from rope_xp._core.memory import ACCESS, Memory
 from rope_xp._dispatch.backend import Backend
-from rope_xp._dispatch.call_cache import Arrays, CallSignature, collect_operands
+from rope_xp._dispatch.call_cache import Arrays
 
 _INTEGERS = (np.dtype(np.int32), np.dtype(np.int64))
 
@@ -22,29 +21,23 @@ class Cupy(Backend):
     assigns_by_index = True
     numpy_dtypes = True
 
-    @staticmethod
-    def signature(
-        context: Hashable, arrays: Arrays, positions: Any, out: Any, tables: Any, weights: Arrays
-    ) -> CallSignature | None:
-        """Return the signature of a call on arrays in the memory of a device."""
-        checked = collect_operands(arrays, out)
-        if checked is None:
-            return None
-        operands, in_place = checked
+    def describe_call(
+        self, operands: Arrays, positions: Any, tables: Any, *, writes: bool
+    ) -> tuple[Hashable, Arrays] | None:
+        """Describe arrays in the memory of a device."""
         angle_inputs: Arrays = (positions,)
         allowed: tuple[Any, ...] = _INTEGERS
         if positions is None:
-            double = arrays[0].dtype == np.float64
+            double = operands[0].dtype == np.float64
             angle_inputs, allowed = tables or (), (np.dtype(np.float64 if double else np.float32),)
         if any(getattr(row, "dtype", None) not in allowed for row in angle_inputs):
             return None
-        key: list[Hashable] = [context, in_place]
-        for x in (*operands, *weights, *angle_inputs):
+        key: list[Hashable] = []
+        for x in operands + angle_inputs:
             if type(x) is not cupy.ndarray:
                 return None
             key += x.dtype, x.shape, x.strides, x.data.device_id, x.data.ptr % ACCESS
-        position_range = UNKNOWN if tables is None else None
-        return CallSignature(tuple(key), arrays, angle_inputs, position_range, out, weights)
+        return tuple(key), angle_inputs
 
     def device(self, x: Any) -> int:
         return int(x.device.id)
@@ -56,8 +49,10 @@ class Cupy(Backend):
             return cupy.asarray(host)
 
     def tables(self, table_key: TableKey, like: Any) -> DigitTables:
-        """Keep tables alive that a captured graph reads."""
-        tables = super().tables(table_key, like)
+        """Return tables from a cache, which stay if a captured graph reads them."""
+        # A pool would reuse evicted memory while other streams read it; cudaFree waits for all.
+        with cupy.cuda.using_allocator(None):
+            tables = super().tables(table_key, like)
         if cupy.cuda.get_current_stream().is_capturing():
             pin(tables)
         return tables

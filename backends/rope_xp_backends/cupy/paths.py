@@ -8,7 +8,7 @@ import cupy
 from rope_xp._core.call import Call
 from rope_xp._core.library import DigitTables
 from rope_xp._core.path import Path
-from rope_xp._dispatch.call_cache import Arrays, CallSignature, Launch
+from rope_xp._dispatch.call_cache import Arrays, CallSignature, Launch, guard_overlap
 from rope_xp._dispatch.kernels import Kernels
 from rope_xp_backends.gpu import cuda, relaxed_capture
 from rope_xp_backends.gpu.cuda_plan import ARGUMENTS, CudaKey
@@ -63,9 +63,8 @@ class Cuda(Path):
                 return None
             kernel = self._kernels.get((step.key, device))
 
-        def launch(
-            arrays: Arrays, out: Arrays | None, angle_inputs: Arrays, _: DigitTables | None
-        ) -> Arrays | None:
+        def launch(signature: CallSignature, _: DigitTables | None) -> Arrays | None:
+            arrays, angle_inputs, out = signature.arrays, signature.angle_inputs, signature.out
             with cupy.cuda.Device(device):
                 if cupy.cuda.get_current_stream().is_capturing():
                     return None  # the slow path pins what a graph will read
@@ -76,7 +75,7 @@ class Cuda(Path):
                 kernel(step.grid, step.block, (params.view(ARGUMENTS),))
             return results
 
-        return launch
+        return guard_overlap(launch, backend.are_disjoint)
 
 
 def _empty_result(x: Any) -> Any:

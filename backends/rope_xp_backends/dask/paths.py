@@ -13,12 +13,10 @@ from rope_xp._core.numbers import ROTATED, check_known
 from rope_xp._core.path import Path
 from rope_xp._core.typing import Array
 from rope_xp._dispatch import choose, find
-from rope_xp._dispatch.norm import QKNorm
 
 from .library import add_arrays, remove_arrays
 
 Fits: TypeAlias = tuple[tuple[int | None, ...], ...]
-_IN_ARRAYS = "the last of arrays"
 
 
 class Blockwise(Path):
@@ -28,8 +26,7 @@ class Blockwise(Path):
     normalizes = True
 
     def decline_reason(self, call: Call, *, forced: bool) -> str | None:
-        named = [] if call.norm is None else call.norm.list_weights(len(call.arrays))
-        of_heads = any(w.ndim > 1 for _, w in named)
+        of_heads = any(w is not None and w.ndim > 1 for w in call.weights)
         return "its blocks take one weight for all heads" if of_heads else None
 
     def run(self, call: Call) -> tuple[Array, ...]:
@@ -51,13 +48,12 @@ def _rotate(call: Call, i: int) -> Array:
         lengths = zip(array.shape, index, strict=True)
         fits.append(tuple(i if i < x.ndim and n != 1 else None for n, i in lengths))
         arguments += [_rechunk(array, index, x), index]
-    norm = call.norm and call.norm.select(i, 1)
-    if norm is not None and norm.q_weight is not None:
-        arguments += [norm.q_weight.rechunk(-1), (pairs + 1,)]
-        norm = norm.with_weights([_IN_ARRAYS])
+    weight = None if call.spec.norm is None else call.weights[i]
+    if weight is not None:
+        arguments += [weight.rechunk(-1), (pairs + 1,)]
     index = tuple(range(x.ndim))
     return da.blockwise(
-        partial(rotate_block, call.spec, norm, remove_arrays(source), tuple(fits)),
+        partial(rotate_block, call.spec, remove_arrays(source), tuple(fits)),
         index,
         x,
         index,
@@ -71,17 +67,15 @@ def _rotate(call: Call, i: int) -> Array:
 
 
 def rotate_block(
-    spec: RotationSpec, norm: QKNorm | None, source: AngleSource, fits: Fits, x: Array, *arrays: Any
+    spec: RotationSpec, source: AngleSource, fits: Fits, x: Array, *arrays: Any
 ) -> Array:
     """Return a block x rotated on the path that it takes by itself. Runs in tasks.
 
-    ``arrays`` are those removed from ``source``, and implicit positions. ``fits`` holds for each
-    the axis of x that each of its axes must be as long as, or None.
+    ``arrays`` are those removed from ``source``, and implicit positions; then any weight of the
+    norm. ``fits`` holds for each but the weight the axis of x that each of its axes must be as long
+    as, or None.
     """
-    if norm is not None and norm.q_weight == _IN_ARRAYS:
-        *arrays, weight = arrays  # type: ignore[assignment]  # of another sequence type
-        norm = norm.with_weights([weight])
-    for array, axes in zip(arrays, fits, strict=True):  # lengths may have been unknown
+    for array, axes in zip(arrays, fits, strict=False):  # lengths may have been unknown
         lengths = zip(array.shape, axes, strict=True)
         if any(axis is not None and n != x.shape[axis] for n, axis in lengths):
             raise RopeError(
@@ -90,7 +84,10 @@ def rotate_block(
                 "not selected from the other"
             )
     backend = find.require_backend(x, "a block")
-    call = Call(backend, (x,), (add_arrays(source, iter(arrays), x),), None, spec, norm)
+    rest = iter(arrays)
+    angles = add_arrays(source, rest, x)
+    weights = () if spec.norm is None else (next(rest, None),)
+    call = Call(backend, (x,), (angles,), None, spec, weights)
     with choose.use_path(None):  # a forced path is one of dask
         return choose.run(call)[0]
 

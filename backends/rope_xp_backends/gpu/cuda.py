@@ -5,6 +5,7 @@ it on the CPU, from the same source.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from operator import is_not
 from typing import NamedTuple, TypeAlias
 
@@ -27,7 +28,7 @@ ADDRESSES = 6
 
 def decline_reason(call: Call) -> str | None:
     """Return why the kernel cannot read or write an array of a call, None if it can."""
-    norm, weights, (*_, head_dim) = call.norm, _list_weights(call), call.arrays[0].shape
+    norm, weights, (*_, head_dim) = call.spec.norm, _list_weights(call), call.arrays[0].shape
     for x in (*call.arrays, *(call.out or ()), *weights):
         memory = call.backend.memory(x)
         if memory is None:
@@ -44,7 +45,7 @@ def decline_reason(call: Call) -> str | None:
 
 
 def _list_weights(call: Call) -> list[Array]:
-    return [] if call.norm is None else [w for _, w in call.norm.list_weights(len(call.arrays))]
+    return [weight for weight in call.weights if weight is not None]
 
 
 def build_launches(call: Call, outs: Arrays, contiguous: Contiguous) -> list[CudaLaunch]:
@@ -53,9 +54,9 @@ def build_launches(call: Call, outs: Arrays, contiguous: Contiguous) -> list[Cud
     Arrays and results must have a contiguous last axis and addresses aligned to their elements.
     """
     launches = []
-    for arrays, out, source in call.groups(outs, one_dtype=True):
-        angles = _locate_angles(call, source, contiguous)
-        launches += _launch_group(call, arrays, out, angles, contiguous)
+    for part in replace(call, out=outs).split(one_dtype=True):
+        angles = _locate_angles(part, part.angles[0], contiguous)
+        launches += _launch_part(part, part.out or (), angles, contiguous)
     return launches
 
 
@@ -66,7 +67,7 @@ def relocatable_launch(call: Call, outs: Arrays, rows: Arrays) -> CudaLaunch | N
     """
     # A view stands in for each copy, and is no array of the call.
     launches = build_launches(call, outs, lambda x: x[...])
-    if len(launches) != 1 or call.norm is not None:
+    if len(launches) != 1 or call.spec.norm is not None:
         return None
     (launch,) = launches
     if len(launch.pinned) != len(rows) or any(map(is_not, launch.pinned, rows)):
@@ -126,14 +127,14 @@ def _locate_angles(call: Call, source: AngleSource, contiguous: Contiguous) -> _
     return _AngleMemory(kind, tuple(arrays), memories, pointers)
 
 
-def _launch_group(
-    call: Call, arrays: Arrays, outs: Arrays, angles: _AngleMemory, contiguous: Contiguous
+def _launch_part(
+    call: Call, outs: Arrays, angles: _AngleMemory, contiguous: Contiguous
 ) -> list[CudaLaunch]:
-    backend, spec = call.backend, call.spec
+    backend, spec, arrays = call.backend, call.spec, call.arrays
     interleaved_in, interleaved_out = get_interleaved(spec)
     pinned, n = angles.arrays, len(arrays)
     memories = [_memory(backend, x) for x in (*arrays, *outs)]
-    norm, weights = call.norm, [_memory(backend, w).pointer for w in _list_weights(call)]
+    norm, weights = spec.norm, [_memory(backend, w).pointer for w in _list_weights(call)]
     in_place = tuple(memories[i].pointer == memories[n + i].pointer for i in range(n))
     # One block must have all threads of a head, which wait for each other there.
     copied = 0 if all(in_place) else arrays[0].shape[-1] - spec.rotary_dim
@@ -154,7 +155,7 @@ def _launch_group(
         any(memory.itemsize == 8 for memory in angles.memories),
         aligned,
         angles_aligned if angles.source == COS_SIN else 0,
-        () if norm is None else (1 / spec.rotary_dim, float(norm.eps), float(norm.offset)),
+        () if norm is None else (1 / spec.rotary_dim, norm.eps, norm.weight_offset),
     )
     layouts, angle_layouts = (
         tuple([StridedLayout(memory.shape, memory.strides) for memory in group])

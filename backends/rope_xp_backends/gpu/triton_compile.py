@@ -19,6 +19,7 @@ _TYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "
 _WEIGHTS = ("q_weight", "k_weight")
 _ARRAYS = ("q", "q_out", "k", "k_out")
 _TABLES = ("table", "table_2", "table_3")
+_NUMBERS = ("eps", "weight_offset")
 
 RunKernel: TypeAlias = Callable[[tuple[int, int, int], Sequence[Any], Sequence[int]], None]
 """``run(grid, tensors, numbers)``, weights first, on the current stream of the current device."""
@@ -42,6 +43,8 @@ def build_source(variant: KernelVariant) -> ASTSource:
         alignments |= dict.fromkeys(_WEIGHTS, variant.norm.weight_alignment)
     else:
         constants |= dict.fromkeys(_WEIGHTS)
+    types |= dict.fromkeys(_NUMBERS, "i64")
+    constants |= {} if variant.norm.normalized else dict.fromkeys(_NUMBERS)
     types |= dict.fromkeys(constants, "constexpr")
     names, number = rotate.arg_names, "i64" if variant.int64_offsets else "i32"
     return ASTSource(
@@ -68,17 +71,18 @@ def load_kernel(variant: KernelVariant) -> RunKernel:
     """Compile and load a kernel on the current device, and return what launches it."""
     constants = select_constants(variant)
     absent = () if variant.norm.weight_dtype else (None, None)
+    absent_numbers = () if variant.norm.normalized else (None, None)
     if not isinstance(rotate, triton.JITFunction):
 
         def interpret(grid, tensors, numbers):
-            rotate[grid](*absent, *tensors, *numbers, **constants)
+            rotate[grid](*absent, *tensors, *numbers, *absent_numbers, **constants)
 
         return interpret
 
     kernel = compile_kernel(variant, driver.active.get_current_target())
     with relaxed_capture():
         _ = kernel.run  # this attribute loads the kernel when it is first read
-    values = tuple(constants.values())
+    values = *absent_numbers, *constants.values()
 
     def launch(grid, tensors, numbers):
         # Given tensors, the launcher would query the driver for each address.

@@ -25,7 +25,7 @@ def rotate(  # noqa: PLR0912, PLR0915  # most branches are constants of a varian
     rows, tokens, q_heads, k_heads,
     q_batch, q_token, q_head, q_out_batch, q_out_token, q_out_head,
     k_batch, k_token, k_head, k_out_batch, k_out_token, k_out_head,
-    angle_batch, angle_token, angle_component,
+    angle_batch, angle_token, angle_component, eps, weight_offset,
     head_dim: tl.constexpr, pairs: tl.constexpr, offset: tl.constexpr,
     interleaved_in: tl.constexpr, interleaved_out: tl.constexpr, inverse: tl.constexpr,
     angles: tl.constexpr, both: tl.constexpr, q_in_place: tl.constexpr, k_in_place: tl.constexpr,
@@ -33,7 +33,7 @@ def rotate(  # noqa: PLR0912, PLR0915  # most branches are constants of a varian
     unit: tl.constexpr, table_unit: tl.constexpr,
     tile_tokens: tl.constexpr, tile_heads: tl.constexpr, tiles: tl.constexpr,
     barrier: tl.constexpr, evict_first: tl.constexpr,
-    normalized: tl.constexpr, eps: tl.constexpr, weight_offset: tl.constexpr,
+    normalized: tl.constexpr,
 ):  # fmt: skip
     """Rotate tiles * tile_tokens of the rows = batch * tokens, in tile_heads heads of q or of k.
 
@@ -42,6 +42,7 @@ def rotate(  # noqa: PLR0912, PLR0915  # most branches are constants of a varian
     table, table_2 and table_3 are the digit tables. If angles is "tables", table and table_2 are
     cos and sin, table_3 and positions unused; so are positions if angles is "implicit".
     components holds the position component that each pair reads, if angles is "components".
+    eps and weight_offset are the bits of float64.
     """
     x, out, heads, x_batch, x_token, x_head = q, q_out, q_heads, q_batch, q_token, q_head
     out_batch, out_token, out_head, weight = q_out_batch, q_out_token, q_out_head, q_weight
@@ -106,12 +107,13 @@ def rotate(  # noqa: PLR0912, PLR0915  # most branches are constants of a varian
                 passing = passing.to(cos.dtype)
                 squares += tl.sum(passing * passing, 2, keep_dims=True)
             # Within 2 ulp on GPUs, as torch.rsqrt. What is exact takes 180 instructions more.
-            factor = tl.rsqrt(squares * (1.0 / normalized) + eps)
+            factor = tl.rsqrt(squares * (1.0 / normalized) + _read_float(eps, cos.dtype))
             if q_weight is not None:
-                x1 *= w1.to(cos.dtype) + weight_offset
-                x2 *= w2.to(cos.dtype) + weight_offset
+                addend = _read_float(weight_offset, cos.dtype)
+                x1 *= w1.to(cos.dtype) + addend
+                x2 *= w2.to(cos.dtype) + addend
                 if scales:
-                    passing *= w.to(cos.dtype) + weight_offset
+                    passing *= w.to(cos.dtype) + addend
         y1, y2 = x1 * cos - x2 * sin, x2 * cos + x1 * sin
         if normalized:
             y1, y2 = y1 * factor, y2 * factor
@@ -141,6 +143,11 @@ def _load_angles(
             position = tl.load(pointers, mask=alive, other=0).to(tl.int64)
         cos, sin = _look_up(position, table, table_2, table_3, alive, pairs)
     return cos, sin
+
+
+@triton.jit
+def _read_float(bits, kind: tl.constexpr):
+    return bits.to(tl.int64).to(tl.float64, bitcast=True).to(kind)
 
 
 @triton.jit

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Literal, NamedTuple, TypeAlias
 
+import numpy as np
+
 from rope_xp._core.caches import cached
 from rope_xp._core.call import RotationSpec, get_interleaved
 from rope_xp._core.dtypes import FLOATS
@@ -44,8 +46,6 @@ class NormVariant(NamedTuple):
     normalized: int = 0
     weight_dtype: str = ""
     weight_alignment: int = ACCESS
-    eps: float = 0.0
-    weight_offset: float = 0.0
 
 
 class KernelVariant(NamedTuple):
@@ -119,7 +119,12 @@ class TritonPlan(NamedTuple):
 # Every length of a sequence is another call; a plan has a few hundred bytes.
 @cached(4096)
 def plan_launch(
-    operands: Operands, angles: AngleLayout, dtype: str, spec: RotationSpec, norm: NormVariant
+    operands: Operands,
+    angles: AngleLayout,
+    dtype: str,
+    weight_dtype: str,
+    weight_alignment: int,
+    spec: RotationSpec,
 ) -> TritonPlan | None:
     """Return how to rotate one array or two that share their angles.
 
@@ -140,6 +145,12 @@ def plan_launch(
     angle_strides = (batches.steps[-1], tokens.steps[-1], angles.component_stride)
     heads, n = layout.heads, len(operands)
     head_dim, pairs, size = operands[0].shape[-1], spec.rotary_dim // 2, FLOATS[dtype]
+    norm, numbers_of_norm = NormVariant(), []
+    if spec.norm is not None:
+        normalized = spec.rotary_dim if spec.norm.over_slice else head_dim
+        norm = NormVariant(normalized, weight_dtype, weight_alignment)
+        # As bits: the interpreter would round a float to float32.
+        numbers_of_norm = np.array(spec.norm[:2], np.float64).view(np.int64).tolist()
     # Copied components beside a slice count half, or the slice would move in narrow accesses.
     components = max(head_dim // 2 if layout.copies else 2 * pairs, norm.normalized)
     heads_first = 0 < abs(strides[0][1]) < abs(strides[0][2])
@@ -174,7 +185,7 @@ def plan_launch(
     programs = -(-count // tokens_of_program) * sum(-(-n // tile_heads) for n in heads)
     numbers = [count, tokens.length, heads[0], heads[-1]]
     numbers += [step // unit for i in (0, n, n - 1, 2 * n - 1) for step in strides[i]]
-    numbers += [step // table_unit for step in angle_strides]
+    numbers += [step // table_unit for step in angle_strides] + numbers_of_norm
     return TritonPlan(variant, (programs, 1, 1), tuple(numbers))
 
 

@@ -15,7 +15,6 @@ from rope_xp._core.call import UNKNOWN, TableLookup
 from rope_xp._core.errors import RopeError
 from rope_xp._core.library import DigitTables, TableKey
 from rope_xp._dispatch.backend import Backend
-from rope_xp._dispatch.call_cache import CallSignature
 from rope_xp._rotation.tables import host_tables
 
 Arrays = tuple[jax.Array, ...]
@@ -32,13 +31,12 @@ class Jax(Backend):
         "memory: jax.jit(..., donate_argnums=(0, 1))"
     )
 
-    @staticmethod
-    def signature(
-        context: Hashable, arrays: Arrays, positions: Any, out: Any, tables: Any, weights: Arrays
-    ) -> CallSignature | None:
-        """Return the signature of an eager call on one device, with positions as jax arrays."""
-        x, array_type = arrays[0], type(arrays[0])
-        if out is not None or issubclass(array_type, jax.core.Tracer):
+    def describe_call(
+        self, operands: Arrays, positions: Any, tables: Any, *, writes: bool
+    ) -> tuple[Hashable, Arrays] | None:
+        """Describe an eager call on one device, with positions as jax arrays."""
+        x, array_type = operands[0], type(operands[0])
+        if writes or issubclass(array_type, jax.core.Tracer):
             return None
         double, position_range, angle_inputs = x.dtype == np.float64, None, tables or ()
         if positions is None:
@@ -55,12 +53,12 @@ class Jax(Backend):
             device, position_range = x.device if x.committed else None, read[1]
             angle_inputs = tuple([jax.device_put(row, device) for row in read[0]])
         x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]  # set while jax is imported
-        key: list[Hashable] = [context, position_range, x64]
-        for x in (*arrays, *weights, *angle_inputs):
+        key: list[Hashable] = [position_range, x64]
+        for x in operands + angle_inputs:
             if type(x) is not array_type or type(x.sharding) is not SingleDeviceSharding:
                 return None
             key += x.dtype, x.shape, x.sharding, x.committed
-        return CallSignature(tuple(key), arrays, angle_inputs, position_range, None, weights)
+        return tuple(key), angle_inputs
 
     def device(self, x: jax.Array) -> jax.Device | None:
         """Return the device that x is committed to, None for tracers and sharded arrays."""

@@ -2,18 +2,21 @@
 
 import ctypes
 import sys
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from rope_xp._core.call import CosSin, RotationSpec, TableLookup
-from rope_xp._core.memory import StridedLayout
-from rope_xp._dispatch.norm import QKNorm
+from rope_xp._core.call import Call, CosSin, RotationSpec, TableLookup
+from rope_xp._core.library import DigitTables
+from rope_xp._core.memory import StridedLayout, measure_extent
+from rope_xp._core.path import PathUnavailable
+from rope_xp._dispatch.call_cache import CallSignature
 from rope_xp_backends.cpu import threads
-from rope_xp_backends.cpu.launch import CpuLaunch, Kernel, pad_inputs
-from rope_xp_backends.cpu.plan import AngleLayouts, CpuPlan, InOut, build_plan
+from rope_xp_backends.cpu.launch import CpuLaunch, Kernel
+from rope_xp_backends.cpu.plan import AngleLayouts, InOut, build_plan
 
 LONG = 64
 """A longer axis repays a loop over the others in Python."""
@@ -31,7 +34,7 @@ _HAS_POINTER = (
 )
 
 
-def addresses(arrays: Sequence[np.ndarray]) -> list[int]:
+def locate(arrays: Sequence[np.ndarray]) -> list[int]:
     """Return the addresses of the elements of arrays, for all kernels.
 
     CPython has it as the first field of an ndarray behind the object's header, where it is read in
@@ -45,39 +48,45 @@ def addresses(arrays: Sequence[np.ndarray]) -> list[int]:
     return pointers
 
 
-def rotate(
-    kernel: Kernel, arrays: Arrays, out: Arrays, source: Angles, spec: RotationSpec, weights: Arrays
-) -> None:
+def rotate(kernel: Kernel, call: Call, out: Arrays, source: Angles) -> None:
     """Rotate one array or two of one dtype, which share their angles, into out."""
     results = tuple(
         [y if is_readable(y) else np.empty(y.shape, y.dtype.newbyteorder("=")) for y in out]
     )
-    pairs = zip(arrays, results, strict=True)
-    inputs = tuple([x if is_readable(x) else _copy_into(y, x) for x, y in pairs])
-    angle_inputs = get_angle_inputs(source)
-    plan = plan_rotation(inputs, results, angle_inputs, source, spec)
-    launch = NumpyLaunch(CpuLaunch(kernel, plan), True, len(weights))
-    launch(inputs, results, weights + angle_inputs)
+    pairs = zip(call.arrays, results, strict=True)
+    arrays = tuple([x if is_readable(x) else _copy_into(y, x) for x, y in pairs])
+    weights, rows = get_weights(call), get_angle_inputs(source)
+    tables = source.tables if isinstance(source, TableLookup) else None
+    launch = plan_launch(kernel, arrays, results, weights, rows, source, call.spec)
+    if not launch(arrays, results, weights + rows, tables, are_apart=True):
+        raise PathUnavailable("an array has no memory")
     for y, result in zip(out, results, strict=True):
         if result is not y:
             y[...] = result
 
 
-def plan_rotation(
-    arrays: Arrays, outs: Arrays, angle_inputs: Arrays, source: Angles, spec: RotationSpec
-) -> CpuPlan:
-    """Return the plan of all arrays and angle inputs with the strides of these."""
-    operands = [InOut(_get_layout(x), _get_layout(y)) for x, y in zip(arrays, outs, strict=True)]
+def plan_launch(
+    kernel: Kernel,
+    arrays: Arrays,
+    outs: Arrays,
+    weights: Arrays,
+    rows: Arrays,
+    source: Angles,
+    spec: RotationSpec,
+) -> CpuLaunch:
+    """Return the launch of all arrays, weights and angle inputs with the strides of these."""
+    pairs = zip(arrays, outs, strict=True)
+    operands = [InOut(_get_layout(x), _get_layout(y), x is y) for x, y in pairs]
     if isinstance(source, CosSin):
-        layouts = tuple(map(_get_layout, angle_inputs))
-        angles = AngleLayouts(angle_inputs[0].shape[-1], layouts, ())
+        angles = AngleLayouts(rows[0].shape[-1], tuple(map(_get_layout, rows)), False)
     else:
-        tables, components = source.tables, source.components if angle_inputs else 0
+        tables, components = source.tables, source.components if rows else 0
         component = () if not components else tuple(tables.component.tolist())  # type: ignore[union-attr]  # there is one
-        pointers = tuple(addresses([t for t in tables if t is not None]))
-        layouts = tuple([_move_components_last(a, components) for a in angle_inputs])
-        angles = AngleLayouts(tables.frequencies.shape[0], layouts, pointers, component)
-    return build_plan(operands, angles, spec, arrays[0].itemsize)
+        layouts = tuple([_move_components_last(row, components) for row in rows])
+        angles = AngleLayouts(tables.frequencies.shape[0], layouts, True, component)
+    inputs = [measure_extent(x.shape, x.strides, x.itemsize) for x in weights + rows]
+    plan = build_plan(operands, angles, spec, arrays[0].itemsize, inputs)
+    return CpuLaunch(weakref.ref(kernel), plan, locate, threads.limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,42 +96,40 @@ class NumpyLaunch:
     run: CpuLaunch
     contiguous: bool
     """Whether new results are C-contiguous; else they have the strides of ``numpy.empty_like``."""
-    weights: int = 0
-    """How many of the inputs, the first ones, are weights."""
 
-    def __call__(
-        self, arrays: Arrays, out: Arrays | None, inputs: Arrays, _tables: Any = None
-    ) -> Arrays:
-        if out is None:
-            if self.contiguous:
-                out = tuple([np.empty(x.shape, x.dtype) for x in arrays])
-            else:
-                out = tuple([np.empty_like(x) for x in arrays])
-        if len(arrays) == 1:
-            q, q_out, *rest = addresses((arrays[0], out[0], *inputs))
-            k = k_out = 0
-        else:
-            q, q_out, k, k_out, *rest = addresses((arrays[0], out[0], arrays[1], out[1], *inputs))
-        rest = pad_inputs(rest, self.weights) if self.weights else [*rest, 0, 0][:2]
-        self.run(q, q_out, k, k_out, *rest, limit=threads.limit)
-        return out
+    def __call__(self, signature: CallSignature, tables: DigitTables | None) -> Arrays | None:
+        _, arrays, weights, angle_inputs, out = signature
+        results = out
+        if results is None and self.contiguous:
+            results = tuple([np.empty(x.shape, x.dtype) for x in arrays])
+        elif results is None:
+            results = tuple([np.empty_like(x) for x in arrays])
+        inputs = weights + angle_inputs
+        launched = self.run(arrays, results, inputs, tables, are_apart=out is None)
+        return results if launched else None
 
 
-def get_weights(norm: QKNorm | None, first: int, count: int) -> Arrays:
-    """Return the weights of some arrays of a call, as kernels read them."""
-    named = [] if norm is None else norm.select(first, count).list_weights(count)
-    return tuple([np.require(w, requirements=["C", "A"]) for _, w in named])
+def get_weights(call: Call) -> Arrays:
+    """Return the weights of a call that are given, with contiguous rows."""
+    weights = map(_read_plain, (w for w in call.weights if w is not None))
+    return tuple(map(np.ascontiguousarray, weights))
 
 
 def get_angle_inputs(source: Angles) -> Arrays:
-    """Return positions and their fractions, or cos and sin, as plain aligned arrays."""
+    """Return positions and their fractions, or cos and sin."""
     if isinstance(source, CosSin):
         inputs = [source.cos, source.sin]
     else:
         inputs = [] if source.whole is None else [source.whole]
         if source.part is not None:
             inputs.append(source.part.astype(source.tables.low.dtype, copy=False))
-    return tuple([x if x.flags.aligned else x.copy() for x in map(np.asarray, inputs)])
+    return tuple(map(_read_plain, inputs))
+
+
+def _read_plain(x: np.ndarray) -> np.ndarray:
+    """Return an array without a class of its own, aligned and in native byte order."""
+    plain = np.asarray(x, x.dtype.newbyteorder("="))
+    return plain if plain.flags.aligned else plain.copy()
 
 
 def _get_layout(x: np.ndarray) -> StridedLayout:

@@ -9,7 +9,6 @@ from rope_xp._arguments.positions import read_rows
 from rope_xp._core.library import DigitTables, TableKey
 from rope_xp._core.memory import Memory
 from rope_xp._dispatch.backend import Backend
-from rope_xp._dispatch.call_cache import CallSignature, collect_operands
 from rope_xp._rotation.tables import host_tables
 
 Arrays = tuple[np.ndarray, ...]
@@ -22,24 +21,17 @@ class Numpy(Backend):
     assigns_by_index = True
     numpy_dtypes = True
 
-    @staticmethod
-    def signature(
-        context: Hashable, arrays: Arrays, positions: Any, out: Any, tables: Any, weights: Arrays
-    ) -> CallSignature | None:
-        """Cache calls on plain arrays, whose flags give order, alignment and writeability."""
-        operands, in_place = arrays, None
-        if out is not None:
-            collected = collect_operands(arrays, out)
-            if collected is None:
-                return None
-            operands, in_place = collected
-        key: list[Hashable] = [context, in_place]
-        for x in (operands + weights) if weights else operands:
+    def describe_call(
+        self, operands: Arrays, positions: Any, tables: Any, *, writes: bool
+    ) -> tuple[Hashable, Arrays] | None:
+        """Describe plain arrays, whose flags give order, alignment and writeability."""
+        key: list[Hashable] = []
+        for x in operands:
             if type(x) is not np.ndarray:
                 return None
             key += x.dtype, x.shape, x.strides, x.flags.num
         rows: Arrays = ()
-        position_range, double = None, arrays[0].dtype == np.float64
+        double = operands[0].dtype == np.float64
         if tables is not None:
             rows = tables
             dtype = np.float64 if double else np.float32
@@ -53,11 +45,10 @@ class Numpy(Backend):
             key.append(position_range)
         for row in rows:
             key += row.shape, row.strides, row.flags.num
-        return CallSignature(tuple(key), arrays, rows, position_range, out, weights)
+        return tuple(key), rows
 
     def are_disjoint(self, x: np.ndarray, y: np.ndarray) -> bool:
-        """Return at once for arrays that own their memory, which only views share."""
-        return (x.base is None is y.base) or not np.may_share_memory(x, y)
+        return not np.may_share_memory(x, y)
 
     def refusal(self, x: np.ndarray) -> str | None:
         """Reject matrices and masked arrays, whose ``*`` differs."""

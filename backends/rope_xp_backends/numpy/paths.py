@@ -1,14 +1,23 @@
 """Paths of numpy arrays: kernels compiled by LLVM, and chunks of numpy."""
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 import numpy as np
 
-from rope_xp._core.call import Call
+from rope_xp._core.call import Call, CosSin
 from rope_xp._core.path import Path
 from rope_xp._dispatch.call_cache import CallSignature
 from rope_xp._rotation import portable
-from rope_xp_backends.cpu.launch import KERNELS, CpuLaunch, decline_long_norm, get_kernel_keys
+from rope_xp_backends.cpu import threads
+from rope_xp_backends.cpu.launch import KERNELS, decline_long_norm, get_kernel_keys
 
-from . import chunks, host
+from . import host
+
+CHUNK_BYTES = 1 << 18
+"""Of x. Smaller chunks spend their time in calls, products of larger ones leave the cache."""
+CHUNKS_A_THREAD = 8
+"""Fewer chunks do not repay a thread, as threads share Python's lock between calls of numpy."""
 
 
 class LLVM(Path):
@@ -27,10 +36,9 @@ class LLVM(Path):
     def run(self, call: Call) -> tuple[np.ndarray, ...]:
         kernels = list(map(KERNELS.get, get_kernel_keys(call)))  # all of them, before any writes
         outs = call.out or _allocate(call)
-        for i, (arrays, group, source) in enumerate(call.groups(outs, one_dtype=True)):
-            angles = portable.for_kernel(call, source)
-            weights = host.get_weights(call.norm, i, len(arrays))
-            host.rotate(kernels[i], arrays, group, angles, call.spec, weights)
+        parts = replace(call, out=outs).split(one_dtype=True)
+        for kernel, part in zip(kernels, parts, strict=True):
+            host.rotate(kernel, part, part.out or (), portable.for_kernel(call, part.angles[0]))
         return outs
 
     def specialize(
@@ -45,27 +53,48 @@ class LLVM(Path):
         contiguous = [np.empty(x.shape, x.dtype).strides for x in arrays] == strides
         if not contiguous and [np.empty_like(x).strides for x in arrays] != strides:
             return None
-        plan = host.plan_rotation(arrays, results, rows, call.angles[0], call.spec)  # type: ignore[arg-type]  # of no other kind
-        run = CpuLaunch(KERNELS.get(get_kernel_keys(call)[0]), plan)
-        return host.NumpyLaunch(run, contiguous, len(weights))
+        kernel, source = KERNELS.get(get_kernel_keys(call)[0]), call.angles[0]
+        run = host.plan_launch(kernel, arrays, results, weights, rows, source, call.spec)  # type: ignore[arg-type]  # of no other kind
+        return host.NumpyLaunch(run, contiguous)
 
 
 class Chunked(Path):
-    """numpy alone, in chunks that stay in cache."""
+    """The portable path in chunks of tokens, whose products stay in cache, on several threads."""
 
     name = "chunked"
+    normalizes = True
 
     def decline_reason(self, call: Call, *, forced: bool) -> str | None:
         return _decline_subclasses(call)
 
     def run(self, call: Call) -> tuple[np.ndarray, ...]:
-        outs = call.out or _allocate(call)
-        spec, xp = call.spec, call.backend.xp
-        for arrays, group, source in call.groups(outs, one_dtype=False):
-            tables = portable.cos_sin(call, source)
-            cos, sin = (portable.align(xp, table, spec.axes) for table in tables)
-            chunks.rotate(arrays, group, cos, sin, spec)
-        return outs
+        call = replace(call, out=call.out or _allocate(call))
+        if sum(x.nbytes for x in call.arrays) <= CHUNK_BYTES:
+            return portable.run(call)
+        parts = call.split(one_dtype=False)
+        chunks = [chunk for part in parts for chunk in _split_tokens(part)]
+
+        def run_chunks(start: int, stop: int) -> None:
+            for chunk in chunks[start:stop]:
+                portable.run(chunk)
+
+        most = min(threads.limit(), len(chunks) // CHUNKS_A_THREAD)
+        threads.run_in_parts(run_chunks, len(chunks), most)
+        return call.out or ()
+
+
+def _split_tokens(call: Call) -> Iterator[Call]:
+    """Yield calls on chunks of the tokens of each array of a call."""
+    axis, tables = call.spec.axes.tokens, portable.cos_sin(call, call.angles[0])
+    for i, (x, out) in enumerate(zip(call.arrays, call.out or (), strict=True)):
+        n = x.shape[axis]
+        step = max(CHUNK_BYTES * n // max(x.nbytes, 1), 1)
+        for start in range(0, n, step):
+            tokens = slice(start, start + step)
+            index = *(slice(None),) * axis, tokens
+            rows = [t if t.shape[-2] == 1 else t[..., tokens, :] for t in tables]
+            operands = (x[index],), (CosSin(*rows),), (out[index],)
+            yield Call(call.backend, *operands, call.spec, call.weights[i : i + 1])
 
 
 def _allocate(call: Call) -> tuple[np.ndarray, ...]:

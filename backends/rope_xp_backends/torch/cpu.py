@@ -1,21 +1,46 @@
 """torch's operator on CPUs: from tensors to LLVM kernels on the tensors' own memory."""
 
-from collections.abc import Callable, Hashable
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from rope_xp._core.call import get_interleaved
-from rope_xp._core.memory import StridedLayout
-from rope_xp._dispatch.call_cache import CALLS
-from rope_xp._dispatch.norm import QKNorm
+from rope_xp._core.caches import cached
+from rope_xp._core.call import NormSpec
+from rope_xp._core.errors import RopeError
+from rope_xp._core.library import DigitTables
+from rope_xp._core.memory import Ints, StridedLayout, measure_extent
+from rope_xp._core.path import PathUnavailable
+from rope_xp._dispatch.call_cache import CallSignature
 from rope_xp_backends.cpu import threads
-from rope_xp_backends.cpu.launch import KERNELS, CpuLaunch, build_norm_key, pad_inputs
-from rope_xp_backends.cpu.plan import AngleLayouts, InOut, KernelKey, build_plan
+from rope_xp_backends.cpu.launch import KERNELS, CpuLaunch, build_kernel_key
+from rope_xp_backends.cpu.plan import AngleLayouts, CpuPlan, InOut, KernelKey, build_plan
 
 from .library import NAMES, Tensors
-from .op_args import HUGE_BYTES, N_TENSORS, OpArgs, allocate_result, bump_versions, empty_result
+from .op_args import (
+    HUGE_BYTES,
+    N_TENSORS,
+    OpArgs,
+    OpNorm,
+    allocate_result,
+    build_spec,
+    bump_versions,
+    empty_result,
+)
+
+
+class _Layout(NamedTuple):
+    """All of a tensor that a plan depends on. Strides are in elements."""
+
+    dtype: torch.dtype
+    shape: Ints
+    strides: Ints
+
+    def in_bytes(self) -> StridedLayout:
+        size = self.dtype.itemsize
+        return StridedLayout(tuple(self.shape), tuple([n * size for n in self.strides]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,79 +51,95 @@ class LLVMLaunch:
     """The kernel and its parameters."""
     allocate: Callable[[torch.Tensor], torch.Tensor]
     """Returns memory for the result of a tensor."""
-    weights: int = 0
-    """How many of the inputs, the first ones, are weights."""
 
-    def __call__(
-        self, arrays: Tensors, out: Tensors | None, inputs: Tensors, _tables: Any = None
-    ) -> Tensors:
+    def __call__(self, signature: CallSignature, tables: DigitTables | None) -> Tensors | None:
+        _, arrays, weights, angle_inputs, out = signature
         results = tuple([self.allocate(x) for x in arrays]) if out is None else out
-        rest = [x.data_ptr() for x in inputs]
-        rest = pad_inputs(rest, self.weights) if self.weights else [*rest, 0, 0][:2]
-        q, q_out = arrays[0].data_ptr(), results[0].data_ptr()
-        k = k_out = 0
-        if len(arrays) > 1:
-            k, k_out = arrays[1].data_ptr(), results[1].data_ptr()
-        self.run(q, q_out, k, k_out, *rest, limit=limit_threads)
+        inputs = weights + angle_inputs
+        if not self.run(arrays, results, inputs, tables, are_apart=out is None):
+            return None
         if out is not None:
             bump_versions(out)
         return results
 
 
 def rotate_on_cpu(
-    out: Tensors | None, arrays: Tensors, op_args: OpArgs, norm: QKNorm | None = None
+    out: Tensors | None, arrays: Tensors, op_args: OpArgs, norm: OpNorm | None = None
 ) -> Tensors:
-    """Rotate arrays into out, or raise PathUnavailable before anything is written."""
-    named = () if norm is None else norm.list_weights(len(arrays))
-    weights = tuple([w.contiguous() for _, w in named])
+    """Rotate arrays into out, which overlaps nothing else, or raise PathUnavailable before."""
+    weights = () if norm is None else tuple([w.contiguous() for w in norm.weights])
     arrays = tuple([x if x.stride(-1) == 1 else x.contiguous() for x in arrays])
-    angle_inputs = _cast_angle_inputs(op_args, arrays[0].dtype)
-    key: list[Hashable] = [rotate_on_cpu, op_args[N_TENSORS:], len(arrays)]
-    key += () if norm is None else (norm.eps, norm.offset, len(weights))
-    for x in (*arrays, *weights, *angle_inputs, *(out or ())):
-        key += x.dtype, x.shape, x.stride()
-    if op_args.is_lookup:  # the plan has the addresses of tables
-        key += [0 if x is None else x.data_ptr() for x in op_args.tables]
-    run = CALLS.get(tuple(key))
-    if run is None:
-        results = out or tuple(map(empty_result, arrays))
-        op_args = op_args.with_angle_inputs(angle_inputs)
-        run = prepare_llvm_launch(results, arrays, op_args, norm)
-        CALLS.store(tuple(key), run)
-    return run(arrays, out, weights + angle_inputs)
+    op_args = op_args.with_angle_inputs(_cast_angle_inputs(op_args, arrays[0].dtype))
+    results = out or tuple(map(allocate_result, arrays))
+    run = _plan_launch(results, arrays, op_args, norm and OpNorm(norm.spec, weights))
+    tables = DigitTables(*op_args.tables) if op_args.is_lookup else None
+    if not run(arrays, results, weights + op_args.angle_inputs, tables, are_apart=True):
+        raise PathUnavailable("a tensor has no memory")
+    if out is not None:
+        bump_versions(out)
+    return results
 
 
 def prepare_llvm_launch(
-    out: Tensors, arrays: Tensors, op_args: OpArgs, norm: QKNorm | None = None
+    out: Tensors, arrays: Tensors, op_args: OpArgs, norm: OpNorm | None = None
 ) -> LLVMLaunch:
     """Return the launch of all tensors with these layouts."""
-    spec, angle_inputs = op_args.spec, op_args.angle_inputs
-    key, weights = KernelKey(NAMES[arrays[0].dtype], *get_interleaved(spec)), 0
-    if norm is not None:
-        weight, weights = norm.q_weight, len(norm.list_weights(len(arrays)))
-        dtype = "" if weight is None else NAMES[weight.dtype]
-        key = key._replace(norm=build_norm_key(norm, 0, arrays[0].shape[-1], spec, dtype))
-    kernel = KERNELS.get(key)
-    pairs = [InOut(_byte_layout(x), _byte_layout(y)) for x, y in zip(arrays, out, strict=True)]
-    layouts = [_byte_layout(a) for a in angle_inputs]
-    if not op_args.is_lookup:
-        angles = AngleLayouts(angle_inputs[0].shape[-1], tuple(layouts), ())
-    else:
-        component = ()
-        if op_args.components is not None and op_args.positions is not None:
-            component = tuple(op_args.components.tolist())
-        else:
-            layouts = [StridedLayout((*a.shape, 1), (*a.strides, 0)) for a in layouts]
-        addresses = tuple(0 if t is None else t.data_ptr() for t in op_args.tables)
-        angles = AngleLayouts(op_args.table.shape[-1] // 2, tuple(layouts), addresses, component)
-    plan = build_plan(pairs, angles, spec, arrays[0].element_size())
     # Where they do the same, torch.empty_like takes less time than allocate_result.
     default = all(
         x.nbytes < HUGE_BYTES and torch.empty_like(x).stride() == empty_result(x).stride()
         for x in arrays
     )
     allocate = torch.empty_like if default else allocate_result
-    return LLVMLaunch(CpuLaunch(kernel, plan), allocate, weights)
+    return LLVMLaunch(_plan_launch(out, arrays, op_args, norm), allocate)
+
+
+def _plan_launch(out: Tensors, arrays: Tensors, op_args: OpArgs, norm: OpNorm | None) -> CpuLaunch:
+    components: tuple[int, ...] = ()
+    if op_args.components is not None and op_args.positions is not None:
+        components, count = tuple(op_args.components.tolist()), op_args.positions.shape[-1]
+        if not 0 <= min(components) <= max(components) < count:
+            raise RopeError(f"components must be indices below {count}; got {components}")
+    groups = arrays, out, norm.weights if norm else (), op_args.angle_inputs
+    layouts = tuple(
+        [tuple([_Layout(x.dtype, x.shape, x.stride()) for x in tensors]) for tensors in groups]
+    )
+    in_place = tuple([x is y for x, y in zip(arrays, out, strict=True)])
+    pairs = op_args.table.shape[-1] // (2 if op_args.is_lookup else 1)
+    angles = pairs, op_args.is_lookup, components
+    key, plan = plan_layouts(layouts, in_place, *angles, op_args[N_TENSORS:], norm and norm.spec)
+    return CpuLaunch(weakref.ref(KERNELS.get(key)), plan, _locate, limit_threads)
+
+
+@cached(512)
+def plan_layouts(
+    layouts: tuple[tuple[_Layout, ...], ...],
+    in_place: tuple[bool, ...],
+    pairs: int,
+    is_lookup: bool,
+    components: tuple[int, ...],
+    plain_args: tuple[Any, ...],
+    norm: NormSpec | None,
+) -> tuple[KernelKey, CpuPlan]:
+    """Return the kernel and the plan of arrays, results, weights and angles of these layouts."""
+    arrays, out, weights, rows = layouts
+    axes, layout, offset, inverse = plain_args
+    spec = build_spec(axes, layout, offset, inverse, 2 * pairs, norm)
+    operands = [
+        InOut(x.in_bytes(), y.in_bytes(), same)
+        for x, y, same in zip(arrays, out, in_place, strict=True)
+    ]
+    angle_rows = [row.in_bytes() for row in rows]
+    if is_lookup and not components:
+        angle_rows = [StridedLayout((*shape, 1), (*strides, 0)) for shape, strides in angle_rows]
+    angles = AngleLayouts(pairs, tuple(angle_rows), is_lookup, components)
+    inputs = [measure_extent(*x.in_bytes(), x.dtype.itemsize) for x in weights + rows]
+    first, weight_dtype = arrays[0], NAMES[weights[0].dtype] if weights else None
+    plan = build_plan(operands, angles, spec, first.dtype.itemsize, inputs)
+    return build_kernel_key(NAMES[first.dtype], weight_dtype, first.shape[-1], spec), plan
+
+
+def _locate(tensors: Sequence[torch.Tensor]) -> list[int]:
+    return [x.data_ptr() for x in tensors]
 
 
 def _cast_angle_inputs(op_args: OpArgs, dtype: torch.dtype) -> Tensors:
@@ -117,8 +158,3 @@ def _cast_angle_inputs(op_args: OpArgs, dtype: torch.dtype) -> Tensors:
 def limit_threads() -> int:
     """Return how many threads may run: torch's own limit holds too, which obeys OpenMP's."""
     return min(threads.limit(openmp=False), torch.get_num_threads())
-
-
-def _byte_layout(x: torch.Tensor) -> StridedLayout:
-    size = x.element_size()
-    return StridedLayout(tuple(x.shape), tuple([n * size for n in x.stride()]))

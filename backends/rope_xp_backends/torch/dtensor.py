@@ -16,7 +16,6 @@ from rope_xp._core.call import Call, CosSin, RelativeAngles, TableLookup
 from rope_xp._core.errors import RopeError
 from rope_xp._core.library import DigitTables, TableKey
 from rope_xp._core.memory import Memory
-from rope_xp._dispatch.norm import QKNorm
 
 from . import BACKEND as _PLAIN
 from . import dtensor_angles
@@ -39,7 +38,7 @@ class Distributed(Torch):
     def unwritable_reason(self, out: torch.Tensor, x: torch.Tensor) -> str | None:
         """Reject out= under a compiler, which does not see that a shard belongs to a DTensor."""
         if self.is_compiling():
-            return "a compiler cannot follow out= of DTensors; leave it away"
+            return "a compiler cannot follow out= of DTensors"
         return super().unwritable_reason(out, x)
 
     def cos_sin(self, lookup: TableLookup) -> tuple[torch.Tensor, torch.Tensor]:
@@ -64,7 +63,8 @@ class DTensorExecutor:
         _check_call(call)
         arrays = tuple(map(_detach_local, call.arrays))
         out = None if call.out is None else tuple(map(_detach_local, call.out))
-        return Call(_PLAIN, arrays, call.angles, out, call.spec, _localize_norm(call))
+        weights = tuple(map(_detach_local, call.weights))
+        return Call(_PLAIN, arrays, call.angles, out, call.spec, weights)
 
     def run(self, call: Call, run: Callable[[Call], Tensors]) -> Tensors:
         _check_call(call)
@@ -73,36 +73,18 @@ class DTensorExecutor:
         arrays = tuple(map(_gather_heads, call.arrays))
         local = tuple(x.to_local() for x in arrays)
         angles = dtensor_angles.local_angles(call, arrays, local)
-        norm = _localize_norm(call)
+        weights = dtensor_angles.local_weights(call, arrays)
         if call.out is not None:
-            run(Call(_PLAIN, local, angles, tuple(map(_detach_local, call.out)), call.spec, norm))
+            out = tuple(map(_detach_local, call.out))
+            run(Call(_PLAIN, local, angles, out, call.spec, weights))
             torch.autograd.graph.increment_version(call.out)  # so far that of the shards alone
             return call.out
         results: Tensors = ()
-        local_results = run(Call(_PLAIN, local, angles, None, call.spec, norm))
+        local_results = run(Call(_PLAIN, local, angles, None, call.spec, weights))
         for x, gathered, local_y in zip(call.arrays, arrays, local_results, strict=True):
             y = _from_local(local_y, x.device_mesh, gathered.placements, x.shape)
             results += (y.redistribute(placements=x.placements) if _has_split_heads(x) else y,)
         return results
-
-
-def _localize_norm(call: Call) -> QKNorm | None:
-    """Return the norm with weights as each process has them, whose gradients are summed."""
-    norm: QKNorm | None = call.norm
-    if norm is None:
-        return None
-    weights = []
-    for name, w in norm.list_weights(len(call.arrays)):
-        x, weight = call.arrays[name == "norm.k_weight"], w
-        if len(w.shape) > 1 and any(p.is_shard(call.spec.axes.heads) for p in x.placements):
-            msg = f"{name} has a row for each head, and heads are sharded; replicate them first"
-            raise RopeError(msg)
-        if isinstance(w, DTensor):
-            sums = [Partial() if p.is_shard() else Replicate() for p in x.placements]
-            whole = w.redistribute(placements=[Replicate()] * w.device_mesh.ndim)
-            weight = whole.to_local(grad_placements=sums)
-        weights.append(weight)
-    return norm.with_weights(weights)
 
 
 def _detach_local(x: Any) -> Any:
@@ -158,11 +140,12 @@ def _check_call(call: Call) -> None:
         else:
             angles.append((name, source.whole))
     operands = list(zip(names, call.arrays, strict=True))
-    for name, x in operands + angles:
+    weights = zip(("norm.q_weight", "norm.k_weight"), call.weights, strict=False)
+    for name, x in (*operands, *angles, *weights):
         _check_mesh(name, x, *operands[0])
     for name, x in operands:
         for placement in x.placements:
-            _check_placement(name, placement, linear=call.norm is None)
+            _check_placement(name, placement, linear=call.spec.norm is None)
     for i, out in enumerate(call.out or ()):
         _check_out("out" if len(names) == 1 else f"out[{i}]", out, *operands[i])
 
@@ -171,8 +154,8 @@ def _check_mesh(name: str, x: Any, other_name: str, other: Any) -> None:
     if isinstance(x, DTensor) and x.device_mesh != other.device_mesh:
         raise RopeError(
             f"{name} lies on {x.device_mesh} and {other_name} on {other.device_mesh}; distribute "
-            "them over one mesh. Positions and tables may also be plain tensors, the same on every "
-            "process"
+            "them over one mesh. Positions, tables and weights may also be plain tensors, the same "
+            "on every process"
         )
 
 
@@ -183,9 +166,10 @@ def _check_placement(name: str, placement: Placement, *, linear: bool) -> None:
         return
     if linear and any(placement == p for p in _LINEAR):
         return  # the rotation of a sum is the sum of rotations; a norm is not linear
+    sums = ", Partial('sum'), Partial('avg')" if linear else " alone, as norms are not linear"
     raise RopeError(
-        f"{name} has the placement {placement}; a rotation takes Shard, Replicate, Partial('sum') "
-        f"and Partial('avg'). Bring it to one of these by {name}.redistribute"
+        f"{name} has the placement {placement}, and may have Shard, Replicate{sums}; bring it to "
+        f"one of these by {name}.redistribute"
     )
 
 
@@ -195,7 +179,7 @@ def _check_out(label: str, out: Any, name: str, x: Any) -> None:
         placements = f"{out.placements} and {name} {x.placements}"
         raise RopeError(f"{label} has the placements {placements}; they must be equal")
     if _has_split_heads(x):
-        msg = f"{label}: {name} is sharded over head_dim and gathered first; leave out= away"
+        msg = f"{label}: {name} is sharded over head_dim and gathered first; omit out="
         raise RopeError(msg)
 
 

@@ -1,4 +1,4 @@
-"""The angles of the tokens in one process's shard of a DTensor.
+"""The angles of the tokens in one process's shard of a DTensor, and the weights of its heads.
 
 Plain positions become a replicated DTensor, sharded along tokens and batch as the array is. That
 is a local slice by torch itself, so uneven and empty shards and several mesh dimensions agree.
@@ -28,13 +28,22 @@ def local_angles(call: Call, arrays: tuple[Any, ...], local: Tensors) -> tuple[A
     )
 
 
+def local_weights(call: Call, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the weights of the heads in each local array, None where it has none."""
+    heads = (call.spec.axes.heads,)
+    return tuple(
+        None if w is None else _localize(w, x, *_place_like(w.shape, x, heads, 0, 1))
+        for x, w in zip(arrays, call.weights, strict=False)
+    )
+
+
 def local_lookup(lookup: TableLookup, whole: DTensor, placements: Placements) -> TableLookup:
     """Return a lookup of this process's shard of the positions."""
     if whole.device_mesh.get_coordinate() is None:
         # torch ignores the result in processes outside the mesh, but it must have the axes.
         zeros = torch.zeros(whole.shape, dtype=whole.dtype, device=whole.device)
         return replace(lookup, whole=zeros, part=None)
-    parts = [_slice_leaf(leaf.array, whole, placements, placements) for leaf in leaves(lookup)]
+    parts = [_localize(leaf.array, whole, placements, placements) for leaf in leaves(lookup)]
     return with_leaves(lookup, parts)  # type: ignore[return-value]  # of a Lookup, a Lookup
 
 
@@ -64,31 +73,32 @@ def _slice_source(source: AngleSource, x: Any, local: torch.Tensor, call: Call) 
         source = replace(source, tokens=local.shape[axes.tokens])
     parts, order = [], (*axes.batch, axes.tokens)
     for array, lead, trail in leaves(source):
-        placements = _place_angles(array.shape, x, order, lead, trail)
-        parts.append(_slice_leaf(array, x, *placements))
+        placements = _place_like(array.shape, x, order, lead, trail)
+        parts.append(_localize(array, x, *placements))
     return with_leaves(source, parts)
 
 
-def _place_angles(
-    shape: torch.Size, x: Any, order: tuple[int, ...], lead: int, trail: int
+def _place_like(
+    shape: torch.Size, x: Any, order: tuple[int | None, ...], lead: int, trail: int
 ) -> tuple[Placements, Placements]:
-    """Return placements of angles (lead..., order..., trail...), and of their gradient."""
-    first = len(shape) - trail - len(order)  # of the axis of angles for order[0]
-    angles: list[Placement] = []
+    """Return placements like those of x for (lead..., order..., trail...), and of its gradient."""
+    first = len(shape) - trail - len(order)  # of the axis for order[0]
+    placements: list[Placement] = []
     gradient: list[Placement] = []
     for p in x.placements:
         axis = first + order.index(p.dim) if p.is_shard() and p.dim in order else -1
         if axis >= lead and shape[axis] == x.shape[p.dim]:
-            angles.append(Shard(axis))
+            placements.append(Shard(axis))
             gradient.append(Shard(axis))
         else:
-            # Other processes use the same angles, so the gradient is the sum over all of them.
-            angles.append(Replicate())
+            # Other processes use the same values, so the gradient is the sum over all of them.
+            placements.append(Replicate())
             gradient.append(Partial() if p.is_shard() else p)
-    return tuple(angles), tuple(gradient)
+    return tuple(placements), tuple(gradient)
 
 
-def _slice_leaf(t: Any, like: Any, placements: Placements, gradient: Placements) -> Any:
+def _localize(t: Any, like: Any, placements: Placements, gradient: Placements) -> Any:
+    """Return what this process has of a tensor; the same one on every process if it is plain."""
     if not isinstance(t, DTensor):
         if not (t.requires_grad or any(p.is_shard() for p in placements)):
             return t

@@ -4,7 +4,7 @@ Nothing is read from the device or waited for, so a CUDA graph can record it all
 """
 
 import contextlib
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -13,15 +13,13 @@ import torch
 from rope_xp._core.caches import cached, pin
 from rope_xp._core.call import Call
 from rope_xp._core.library import DigitTables
-from rope_xp._core.memory import ACCESS, alignment
-from rope_xp._dispatch.call_cache import CALLS
+from rope_xp._core.memory import alignment
+from rope_xp._dispatch.call_cache import CallSignature
 from rope_xp._dispatch.kernels import Kernels, decline_norm
-from rope_xp._dispatch.norm import QKNorm
 from rope_xp_backends.gpu.triton_plan import (
     LARGEST_ROW,
     AngleLayout,
     KernelVariant,
-    NormVariant,
     OperandStrides,
     TritonPlan,
     plan_launch,
@@ -29,7 +27,7 @@ from rope_xp_backends.gpu.triton_plan import (
 
 from . import private
 from .library import NAMES, Tensors
-from .op_args import N_TENSORS, OpArgs, allocate_result, bump_versions
+from .op_args import OpArgs, OpNorm, allocate_result, bump_versions
 
 DEVICES = {"cuda"}
 """Device types with this kernel. ROCm's is called cuda too."""
@@ -49,7 +47,7 @@ KERNELS: Kernels[tuple[KernelVariant, int | None], RunKernel] = Kernels("triton"
 
 def kernel_decline_reason(call: Call) -> str | None:
     """Return why a kernel does not rotate tensors of this device, head_dim and norm, or None."""
-    arrays, norm, device = call.arrays, call.norm, call.arrays[0].device
+    arrays, device = call.arrays, call.arrays[0].device
     # A compiler cannot look at devices; the operator will find out.
     capability = (8, 0) if torch.compiler.is_compiling() else _read_capability(device)
     if capability < (8, 0):
@@ -59,9 +57,9 @@ def kernel_decline_reason(call: Call) -> str | None:
         n, size = x.shape[-1], x.shape[-1] * x.itemsize
         if size > LARGEST_ROW:
             return f"a head of {n} components is {size} bytes long, and at most {LARGEST_ROW} fit"
-    if norm is not None and not all(w.is_contiguous() for _, w in norm.list_weights(len(arrays))):
+    if not all(w is None or w.is_contiguous() for w in call.weights):
         return "its kernel takes contiguous weights"
-    if norm is not None and len(call.groups(one_dtype=True)) > 1:
+    if call.spec.norm is not None and len(call.split(one_dtype=True)) > 1:
         return "its kernel normalizes q and k of one dtype, at the same positions"
     return decline_norm(call)
 
@@ -87,14 +85,11 @@ class TritonLaunch:
     components: bool
     """Whether the kernel reads which position component each frequency takes."""
 
-    def __call__(
-        self, arrays: Tensors, out: Tensors | None, inputs: Tensors, tables: DigitTables | None
-    ) -> Tensors | None:
+    def __call__(self, signature: CallSignature, tables: DigitTables | None) -> Tensors | None:
+        _, arrays, weights, rows, out = signature
         if not is_current(arrays[0]):
             return None
         results = tuple([allocate_result(x) for x in arrays]) if out is None else out
-        n = len(arrays) if self.plan.variant.norm.weight_dtype else 0
-        weights, rows = inputs[:n], inputs[n:]
         # The kernel reads nothing from an absent tensor, but wants an address.
         if tables is None:
             angles = (*rows, *(rows[0],) * 3)
@@ -110,10 +105,9 @@ class TritonLaunch:
 
 
 def rotate_on_gpu(
-    out: Tensors | None, arrays: Tensors, op_args: OpArgs, norm: QKNorm | None = None
+    out: Tensors | None, arrays: Tensors, op_args: OpArgs, norm: OpNorm | None = None
 ) -> Tensors:
     """Rotate arrays into out, or raise PathUnavailable before anything is written."""
-    weights, norm_key = _read_norm(norm, arrays)
     results = tuple(map(allocate_result, arrays)) if out is None else out
     arrays = tuple([x if x.stride(-1) == 1 else x.contiguous() for x in arrays])
     if not _can_read_angles(op_args):
@@ -121,53 +115,39 @@ def rotate_on_gpu(
         op_args = op_args._replace(table=cos, table_2=sin)
     device = arrays[0].device
     with contextlib.nullcontext() if is_current(arrays[0]) else torch.cuda.device(device):
-        launches = _find_launches(results, arrays, op_args, norm_key)
+        launches = _find_launches(results, arrays, op_args, norm)
         if op_args.is_lookup and private.is_capturing(device):
             pin(op_args.tables)  # of a compiled call, or saved for its gradient
         for launch, part_arrays, part_out, part_args in launches:
             tables = DigitTables(*part_args.tables) if part_args.is_lookup else None
-            launch(part_arrays, part_out, weights + part_args.angle_inputs, tables)
+            rows, weights = part_args.angle_inputs, norm.weights if norm else ()
+            launch(CallSignature(None, part_arrays, weights, rows, part_out), tables)
     return results
 
 
 def prepare_triton_launch(
-    out: Tensors, arrays: Tensors, op_args: OpArgs, norm: QKNorm | None = None
+    out: Tensors, arrays: Tensors, op_args: OpArgs, norm: OpNorm | None = None
 ) -> TritonLaunch | None:
     """Return the launch of all tensors that lie like these, None where one does not suffice."""
     planned = None
     if is_current(arrays[0]) and _can_read_angles(op_args) and any(x.numel() for x in arrays):
-        planned = _make_plan(out, arrays, op_args, _read_norm(norm, arrays)[1])
+        planned = _make_plan(out, arrays, op_args, norm)
     if planned is None or not KERNELS.ready((planned.variant, arrays[0].device.index)):
         return None
     return _load_launch(planned, arrays, op_args)
 
 
 def _find_launches(
-    out: Tensors, arrays: Tensors, op_args: OpArgs, norm: NormVariant
+    out: Tensors, arrays: Tensors, op_args: OpArgs, norm: OpNorm | None
 ) -> list[tuple[TritonLaunch, Tensors, Tensors, OpArgs]]:
-    """Return launches and their arguments, cached or planned, with all kernels loaded."""
+    """Return launches and their arguments, with all kernels loaded."""
     if not any(x.numel() for x in arrays):
         return []
-    # All that a plan depends on: no tensor, and of addresses their alignment.
-    key: list[Hashable] = [rotate_on_gpu, op_args[N_TENSORS:], op_args.table.shape[-1]]
-    key += op_args.is_lookup, op_args.components is None, arrays[0].device, len(arrays), norm
-    for x, y in zip(arrays, out, strict=True):
-        start, target = x.data_ptr(), y.data_ptr()
-        key += x.dtype, x.shape, x.stride(), y.stride(), start == target
-        key += start % ACCESS, target % ACCESS
-    for angle in op_args.angle_inputs:
-        key += angle.dtype, angle.shape, angle.stride()
-        if not op_args.is_lookup:
-            key.append(angle.data_ptr() % ACCESS)
-    launch = CALLS.get(tuple(key))
-    if launch is None:
-        planned = _make_plan(out, arrays, op_args, norm)
-        if planned is None:
-            parts = _split_batch(out, arrays, op_args)
-            return [launch for part in parts for launch in _find_launches(*part, norm)]
-        launch = _load_launch(planned, arrays, op_args)
-        CALLS.store(tuple(key), launch)
-    return [(launch, arrays, out, op_args)]
+    planned = _make_plan(out, arrays, op_args, norm)
+    if planned is None:
+        parts = _split_batch(out, arrays, op_args)
+        return [launch for part in parts for launch in _find_launches(*part, norm)]
+    return [(_load_launch(planned, arrays, op_args), arrays, out, op_args)]
 
 
 def _load_launch(planned: TritonPlan, arrays: Tensors, op_args: OpArgs) -> TritonLaunch:
@@ -184,20 +164,13 @@ def _can_read_angles(op_args: OpArgs) -> bool:
     return op_args.is_lookup or (cos.stride() == sin.stride() and cos.stride(-1) == 1)
 
 
-def _read_norm(norm: QKNorm | None, arrays: Tensors) -> tuple[Tensors, NormVariant]:
-    """Return the weights of a norm, and what is compiled for it."""
-    if norm is None:
-        return (), NormVariant()
-    weights = tuple([weight for _, weight in norm.list_weights(len(arrays))])
-    count, dtype = (*weights, *arrays)[0].shape[-1], NAMES[weights[0].dtype] if weights else ""
-    aligned = alignment(*(weight.data_ptr() for weight in weights))
-    return weights, NormVariant(count, dtype, aligned, float(norm.eps), float(norm.offset))
-
-
 def _make_plan(
-    out: Tensors, arrays: Tensors, op_args: OpArgs, norm: NormVariant
+    out: Tensors, arrays: Tensors, op_args: OpArgs, norm: OpNorm | None
 ) -> TritonPlan | None:
     """Return the plan of one launch, None where batch axes do not collapse."""
+    weights = norm.weights if norm else ()
+    weight_dtype = NAMES[weights[0].dtype] if weights else ""
+    weight_alignment = alignment(*(weight.data_ptr() for weight in weights))
     operands = []
     for x, y in zip(arrays, out, strict=True):
         start, target = x.data_ptr(), y.data_ptr()
@@ -215,7 +188,9 @@ def _make_plan(
         if op_args.components is not None:
             components = 1, shape[-1], strides[-1]
             angles = AngleLayout("components", shape[:-1], strides[:-1], name, *components)
-    return plan_launch(tuple(operands), angles, NAMES[arrays[0].dtype], op_args.spec, norm)
+    spec = op_args.spec._replace(norm=norm and norm.spec)
+    dtypes = NAMES[arrays[0].dtype], weight_dtype
+    return plan_launch(tuple(operands), angles, *dtypes, weight_alignment, spec)
 
 
 def _split_batch(

@@ -12,7 +12,6 @@ from rope_xp._core.dtypes import FLOATS, INTEGERS
 from rope_xp._core.library import DigitTables, TableKey
 from rope_xp._core.memory import ACCESS, Memory
 from rope_xp._dispatch.backend import Backend, put_tables
-from rope_xp._dispatch.call_cache import CallSignature, collect_operands
 
 from . import private, tables
 
@@ -42,35 +41,30 @@ class Torch(Backend):
 
     assigns_by_index = True
 
-    @staticmethod
-    def signature(
-        context: Hashable, arrays: Tensors, positions: Any, out: Any, tables: Any, weights: Tensors
-    ) -> CallSignature | None:
+    def describe_call(
+        self, operands: Tensors, positions: Any, tables: Any, *, writes: bool
+    ) -> tuple[Hashable, Tensors] | None:
         if torch.compiler.is_compiling() or private.is_observed():
             return None
-        checked = collect_operands(arrays, out)
-        if checked is None:
-            return None
-        operands, in_place = checked
-        operand_key = _describe_operands(operands + weights, out is not None)
+        key, x = _describe_operands(operands, writes), operands[0]
         if tables is None:
-            angles = _read_positions(positions, arrays[0])
+            angles = _read_positions(positions, x)
         else:
-            angles = (tables, None) if _can_read_tables(tables, arrays[0]) else None
-        if operand_key is None or angles is None:
+            angles = (tables, None) if _can_read_tables(tables, x) else None
+        if key is None or angles is None:
             return None
         angle_inputs, position_range = angles
-        key: list[Hashable] = [context, in_place, position_range, *operand_key]
+        key.append(position_range)
         for row in angle_inputs:
             key += row.dtype, row.shape, row.stride()
-        device = arrays[0].device
+        device = x.device
         if device.type != "cpu":
             if private.is_capturing(device):
                 return None  # the slow path pins what a graph will read
             # Kernels are compiled for alignments, and tables must know all streams that read them.
-            key += [x.data_ptr() % ACCESS for x in (*operands, *weights, *angle_inputs)]
+            key += [x.data_ptr() % ACCESS for x in operands + angle_inputs]
             key.append(private.current_stream(device))
-        return CallSignature(tuple(key), arrays, angle_inputs, position_range, out, weights)
+        return tuple(key), angle_inputs
 
     def is_compiling(self) -> bool:
         return torch.compiler.is_compiling()

@@ -4,54 +4,56 @@ from typing import Any
 
 import torch
 
-from rope_xp._core.call import Call, RotationSpec
-from rope_xp._dispatch.norm import QKNorm
+from rope_xp._core.call import Call, NormSpec, RotationSpec
 from rope_xp._rotation import portable
 
 from . import op
 from .library import Tensors
-from .op_args import N_TENSORS, OpArgs, build_op_args, empty_result
+from .op_args import N_TENSORS, OpArgs, OpNorm, build_op_args, empty_result
 
 CHUNK = 1 << 18
 """Elements differentiated at once, so that what is computed in between stays in cache."""
 _N_OP_ARGS = len(OpArgs._fields)
 
 
-def run(call: Call, **support: bool) -> Tensors:
+def run(call: Call, norm: NormSpec, **support: bool) -> Tensors:
     """Return the arrays of a call, normalized and rotated by the kernel of their device."""
     results: Tensors = ()
-    for i, (arrays, out, source) in enumerate(call.groups(call.out or (), one_dtype=True)):
-        norm = call.norm.select(i, len(arrays))
-        op_args = build_op_args(portable.for_kernel(call, source, **support), call.spec)
-        if out:
-            op.run_kernel(out, arrays, op_args, norm)
+    for part in call.split(one_dtype=True):
+        arrays = part.arrays
+        weights = tuple([w for w in part.weights if w is not None])
+        source = portable.for_kernel(part, part.angles[0], **support)
+        op_args = build_op_args(source, part.spec)
+        if part.out is not None:
+            op.run_kernel(part.out, arrays, op_args, OpNorm(norm, weights))
             continue
-        weights = norm.weights[: len(arrays)]
-        operands = [x for x in (*arrays, *weights) if x is not None]
-        if torch.is_grad_enabled() and any(x.requires_grad for x in operands):
+        numbers = norm.eps, norm.weight_offset, norm.over_slice
+        if torch.is_grad_enabled() and any(x.requires_grad for x in arrays + weights):
             if not torch.compiler.is_compiling():
                 op_args = op_args.with_copied_positions(arrays[0])
             if len(weights) == 2 and weights[0] is weights[1]:  # which a compiler does not trace
-                weights = weights[0], None if weights[0] is None else weights[0].view(-1)
-            arguments = norm.eps, norm.offset, *op_args, *arrays, *weights
+                weights = weights[0], weights[0].view(-1)
+            arguments = *numbers, len(arrays), *op_args, *arrays, *weights
             results += tuple(_NormalizeRotate.apply(*arguments))  # type: ignore[no-untyped-call]  # in torch
         else:
-            results += tuple(_rotate(arrays, weights, *op_args, norm.eps, norm.offset))
+            results += tuple(_rotate(arrays, weights, *op_args, *numbers))
     return call.out or results
 
 
 class _NormalizeRotate(torch.autograd.Function):
-    """Its arguments are eps, offset, the fields of OpArgs, arrays, then as many weights or None."""
+    """Its arguments are three of the norm, the number of arrays, OpArgs, arrays, and weights."""
 
     @staticmethod
-    def forward(eps: float, offset: float, *arguments: Any) -> Tensors:
+    def forward(
+        eps: float, weight_offset: float, over_slice: bool, count: int, *arguments: Any
+    ) -> Tensors:
         op_args, operands = arguments[:_N_OP_ARGS], arguments[_N_OP_ARGS:]
-        n = len(operands) // 2
-        return tuple(_rotate(operands[:n], operands[n:], *op_args, eps, offset))
+        numbers = eps, weight_offset, over_slice
+        return tuple(_rotate(operands[:count], operands[count:], *op_args, *numbers))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], _output: object) -> None:
-        ctx.eps, ctx.offset, *arguments = inputs
+        ctx.eps, ctx.weight_offset, ctx.over_slice, _, *arguments = inputs
         ctx.save_for_backward(*arguments[:N_TENSORS], *arguments[_N_OP_ARGS:])
         ctx.axes, ctx.layout, ctx.start, ctx.inverse = arguments[N_TENSORS:_N_OP_ARGS]
 
@@ -62,17 +64,18 @@ class _NormalizeRotate(torch.autograd.Function):
         op_args, operands = OpArgs(*back), saved[N_TENSORS:]
         # A compiler cannot trace a function within a backward pass.
         rotate = op.call_op if torch.compiler.is_compiling() else op.apply_op
-        norm, d_arrays, d_weights = QKNorm(eps=ctx.eps, offset=ctx.offset), [], []
-        d_ys = rotate(grads, op_args)
-        for x, weight, d_y in zip(operands[:n], operands[n:], d_ys, strict=True):
-            d_x, d_weight = _differentiate(x, weight, d_y, norm, op_args.spec)
+        norm = NormSpec(ctx.eps, ctx.weight_offset, False, ctx.over_slice)
+        spec, d_arrays, d_weights = op_args.spec._replace(norm=norm), [], []
+        d_ys, weights = rotate(grads, op_args), operands[n:] or (None,) * n
+        for x, weight, d_y in zip(operands[:n], weights, d_ys, strict=True):
+            d_x, d_weight = _differentiate(x, weight, d_y, spec)
             d_arrays.append(d_x)
-            d_weights.append(d_weight)
-        return *(None,) * (2 + _N_OP_ARGS), *d_arrays, *d_weights
+            d_weights += [] if weight is None else [d_weight]
+        return *(None,) * (4 + _N_OP_ARGS), *d_arrays, *d_weights
 
 
 def _differentiate(
-    x: torch.Tensor, weight: Any, grad: torch.Tensor, norm: QKNorm, spec: RotationSpec
+    x: torch.Tensor, weight: Any, grad: torch.Tensor, spec: RotationSpec
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the gradients of x and of its weight, from that of the normalized array."""
     axis, chunks = 0, [(x, grad)]
@@ -80,40 +83,42 @@ def _differentiate(
         axis = max(range(x.ndim - 1), key=lambda i: x.shape[i])
         step = max(CHUNK * x.shape[axis] // x.numel(), 1)
         chunks = [*zip(torch.split(x, step, axis), torch.split(grad, step, axis), strict=True)]
-    parts = [_differentiate_chunk(y, g, weight, norm, spec) for y, g in chunks]
+    parts = [_differentiate_chunk(y, g, weight, spec) for y, g in chunks]
     d_x = torch.cat([part[0] for part in parts], axis)
     return d_x, None if weight is None else sum(part[1] for part in parts).to(weight.dtype)
 
 
 # n = x * f; d_x = f * (w * g - n * mean(w * g * n)); d_w = sum(g * n)
 def _differentiate_chunk(
-    x: torch.Tensor, grad: torch.Tensor, weight: Any, norm: QKNorm, spec: RotationSpec
+    x: torch.Tensor, grad: torch.Tensor, weight: Any, spec: RotationSpec
 ) -> tuple[torch.Tensor, Any]:
     dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
-    first, end = 0, x.shape[-1]
-    if weight is not None and weight.shape[-1] != end:
-        first, end = spec.rotary_offset, spec.rotary_offset + spec.rotary_dim
-    y, g = x[..., first:end].to(dtype), grad[..., first:end].to(dtype)
+    norm: Any = spec.norm
+    first, end = spec.rotary_offset, spec.rotary_offset + spec.rotary_dim
+    y, g = x, grad  # batched gradients cannot be sliced as a whole
+    if norm.over_slice:
+        y, g = x[..., first:end], grad[..., first:end]
+    y, g = y.to(dtype), g.to(dtype)
     factor = torch.rsqrt((y * y).mean(-1, keepdim=True) + norm.eps)
     y, d_weight = y * factor, None
     if weight is not None:
         d_weight = (g * y).sum(tuple(range(x.ndim - 1)))
-        g = g * (weight.to(dtype) + norm.offset)
+        g = g * (weight.to(dtype) + norm.weight_offset)
     d_x = (factor * (g - y * (g * y).mean(-1, keepdim=True))).to(x.dtype)
-    rest = grad[..., :first], grad[..., end:]
-    return torch.cat([rest[0], d_x, rest[1]], -1) if end - first < x.shape[-1] else d_x, d_weight
+    if norm.over_slice:
+        d_x = torch.cat([grad[..., :first], d_x, grad[..., end:]], -1)
+    return d_x, d_weight
 
 
-def _run(arrays: list[torch.Tensor], weights: list[Any], *args: Any) -> list[torch.Tensor]:
-    *op_args, eps, offset = args
-    q_weight, k_weight = (*weights, None)[:2]
-    norm = QKNorm(q_weight, k_weight, eps, offset)
-    return [*op.run_kernel(None, tuple(arrays), OpArgs(*op_args), norm)]
+def _run(arrays: Any, weights: Any, *args: Any) -> list[torch.Tensor]:
+    *op_args, eps, weight_offset, over_slice = args
+    norm = OpNorm(NormSpec(eps, weight_offset, False, over_slice), tuple(weights))
+    return [*op.run_checked(None, tuple(arrays), OpArgs(*op_args), norm)]
 
 
 _rotate = op.define(
-    f"rotate_norm(Tensor[] arrays, Tensor?[] weights, {op.OP_ARGS}, float eps, float added)"
-    " -> Tensor[]",
+    f"rotate_norm(Tensor[] arrays, Tensor[] weights, {op.OP_ARGS}, float eps, "
+    "float weight_offset, bool over_slice) -> Tensor[]",
     _run,
     lambda arrays, *_: [empty_result(x) for x in arrays],
 )

@@ -14,17 +14,18 @@ from typing import Any
 import array_api_compat.torch as xp
 import torch
 
+from rope_xp._arguments.out import check_out
 from rope_xp._core.call import Call
 from rope_xp._core.path import PathUnavailable
-from rope_xp._dispatch import choose
-from rope_xp._dispatch.norm import QKNorm
+from rope_xp._dispatch import choose, find
 from rope_xp._rotation import portable
 
 from . import private
 from .cpu import rotate_on_cpu
 from .gpu import rotate_on_gpu
 from .library import Tensors, Torch, is_plain
-from .op_args import N_TENSORS, OpArgs, allocate_result, empty_result
+from .op_args import N_TENSORS, OpArgs, OpNorm, allocate_result, empty_result
+from .op_checks import check_arguments, check_devices
 
 # Optional tensors and no lists of them, which the older vmap behind is_grads_batched cannot take.
 # The tables are (low, middle, high), or (cos, sin, None). Positions and their fractional parts are
@@ -177,7 +178,7 @@ or raises PathUnavailable."""
 
 
 def run_kernel(
-    out: Tensors | None, arrays: Tensors, op_args: OpArgs, norm: QKNorm | None = None
+    out: Tensors | None, arrays: Tensors, op_args: OpArgs, norm: OpNorm | None = None
 ) -> Tensors:
     """Run the kernel of the device, or else the portable path."""
     try:
@@ -186,9 +187,19 @@ def run_kernel(
         choose.raise_if_forced(reason)
         # A compiled graph runs this too, in a process where kernels fail.
         out = tuple(map(allocate_result, arrays)) if out is None else out
-        source = op_args.source(arrays[0].shape[op_args.spec.axes.tokens])
-        portable.run(Call(_PORTABLE, arrays, (source,), out, op_args.spec, norm))
+        spec = op_args.spec._replace(norm=norm and norm.spec)
+        source = op_args.source(arrays[0].shape[spec.axes.tokens])
+        weights = () if norm is None else norm.weights or (None,) * len(arrays)
+        portable.run(Call(_PORTABLE, arrays, (source,), out, spec, weights))
         return out
+
+
+def run_checked(
+    out: Tensors | None, arrays: Tensors, op_args: OpArgs, norm: OpNorm | None = None
+) -> Tensors:
+    """Do the same for arguments that nothing has checked."""
+    check_arguments(arrays, op_args, norm.weights if norm else ())
+    return run_kernel(out, arrays, op_args, norm)
 
 
 def define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Any:
@@ -196,24 +207,34 @@ def define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> An
     name = schema.partition("(")[0]
     _library.define(schema, tags=_TAGS)
     torch.library.impl(f"rope_xp::{name}", tuple(RUNS), run, lib=_library)
-    torch.library.register_fake(f"rope_xp::{name}", fake, lib=_library)
+
+    def fake_checked(*args: Any) -> Any:  # run for real ones too, where one of them is on meta
+        check_devices(*args)
+        return fake(*args)
+
+    torch.library.register_fake(f"rope_xp::{name}", fake_checked, lib=_library)
     return getattr(torch.ops.rope_xp, name).default
 
 
 _rotate = define(
     f"rotate(Tensor x, {OP_ARGS}) -> Tensor",
-    lambda x, *args: run_kernel(None, (x,), OpArgs(*args))[0],
+    lambda x, *args: run_checked(None, (x,), OpArgs(*args))[0],
     lambda x, *_: empty_result(x),
 )
 _rotate_pair = define(
     f"rotate_pair(Tensor q, Tensor k, {OP_ARGS}) -> (Tensor, Tensor)",
-    lambda q, k, *args: run_kernel(None, (q, k), OpArgs(*args)),
+    lambda q, k, *args: run_checked(None, (q, k), OpArgs(*args)),
     lambda q, k, *_: (empty_result(q), empty_result(k)),
 )
 
 
 def _rotate_out(out: list[torch.Tensor], arrays: list[torch.Tensor], *args: Any) -> None:
-    run_kernel(tuple(out), tuple(arrays), OpArgs(*args))
+    op_args = OpArgs(*args)
+    results = out[0] if len(arrays) == 1 else tuple(out)
+    backend = find.require_backend(arrays[0], "arrays[0]")
+    inputs = zip(("positions", "part"), op_args.angle_inputs, strict=False)
+    check_out(backend, tuple(arrays), results, inputs)
+    run_checked(tuple(out), tuple(arrays), op_args)
 
 
 rotate_out = define(

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from rope_xp._arguments.axes import parse_axes
-from rope_xp._core.call import UNKNOWN, CosSin, RotationSpec, TableLookup
+from rope_xp._core.call import UNKNOWN, CosSin, NormSpec, RotationSpec, TableLookup
 from rope_xp._core.library import DigitTables
 from rope_xp._core.typing import Layout
 
@@ -72,8 +72,7 @@ class OpArgs(NamedTuple):
     def spec(self) -> RotationSpec:
         """The rotation of each tensor, but for angles."""
         components = self.table.shape[-1] * (1 if self.is_lookup else 2)
-        axes = parse_axes(self.axes, len(self.axes), "x")
-        return RotationSpec(axes, self.layout, components, self.offset, self.inverse)
+        return build_spec(self.axes, self.layout, self.offset, self.inverse, components)
 
     def source(self, tokens: int) -> TableLookup | CosSin:
         """Return the angle source, with the components of positions in front."""
@@ -88,8 +87,28 @@ class OpArgs(NamedTuple):
         return TableLookup(tables, whole, part, low.device, tokens, UNKNOWN, count)
 
 
+class OpNorm(NamedTuple):
+    """The norm of an operator, and the weights that are given: one for each tensor, or none."""
+
+    spec: NormSpec
+    weights: tuple[torch.Tensor, ...]
+
+
 N_TENSORS = OpArgs._fields.index("axes")
 """How many of the arguments are tensors; those that follow are plain values."""
+
+
+def build_spec(
+    axes: str,
+    layout: Layout,
+    offset: int,
+    inverse: bool,
+    rotary_dim: int,
+    norm: NormSpec | None = None,
+) -> RotationSpec:
+    """Return the rotation that the plain arguments of an operator describe."""
+    where = parse_axes(axes, len(axes), "x")
+    return RotationSpec(where, layout, rotary_dim, offset, inverse, norm)
 
 
 def build_op_args(source: TableLookup | CosSin, spec: RotationSpec) -> OpArgs:

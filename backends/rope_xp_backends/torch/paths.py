@@ -10,7 +10,7 @@ import torch
 from rope_xp._core.call import Call, RelativeAngles, TableLookup, get_interleaved, leaves
 from rope_xp._core.library import DigitTables
 from rope_xp._core.path import Path
-from rope_xp._dispatch.call_cache import CallSignature, Launch
+from rope_xp._dispatch.call_cache import CallSignature, Launch, guard_overlap
 from rope_xp._rotation import portable
 from rope_xp_backends.cpu.launch import KERNELS, decline_long_norm, get_kernel_keys
 
@@ -18,7 +18,7 @@ from . import gpu, norm, op, private
 from .cpu import prepare_llvm_launch
 from .gpu import TritonLaunch
 from .library import PLAIN, Tensors
-from .op_args import N_TENSORS, assemble_op_args, build_op_args
+from .op_args import N_TENSORS, OpNorm, assemble_op_args, build_op_args
 
 FUSED = {False: 1 << 18, True: 1 << 14}
 """Elements of q and k up to which inductor's code is faster than a graph that calls a kernel, by
@@ -53,7 +53,8 @@ class Triton(Path):
         source = call.angles[0]
         if isinstance(source, TableLookup) and source.tables.low.dtype == torch.float64:
             return None  # its angles are computed before the launch
-        return _specialize(call, signature, results, gpu.prepare_triton_launch)
+        launch = _specialize(call, signature, results, gpu.prepare_triton_launch)
+        return None if launch is None else guard_overlap(launch, call.backend.are_disjoint)
 
 
 class TorchLLVM(Path):
@@ -84,15 +85,16 @@ class TorchLLVM(Path):
 
 
 def _call_operator(call: Call, **support: bool) -> Tensors:
-    if call.norm is not None:
-        return norm.run(call, **support)
+    if call.spec.norm is not None:
+        return norm.run(call, call.spec.norm, **support)
     results: Tensors = ()
-    for arrays, out, source in call.groups(call.out or (), one_dtype=True):
-        op_args = build_op_args(portable.for_kernel(call, source, **support), call.spec)
-        if out:
-            op.rotate_out(out, arrays, *op_args)
+    for part in call.split(one_dtype=True):
+        source = portable.for_kernel(part, part.angles[0], **support)
+        op_args = build_op_args(source, part.spec)
+        if part.out is not None:
+            op.rotate_out(part.out, part.arrays, *op_args)
         else:
-            results += op.apply_op(arrays, op_args)
+            results += op.apply_op(part.arrays, op_args)
     return call.out or results
 
 
@@ -102,14 +104,13 @@ def _call_operator(call: Call, **support: bool) -> Tensors:
 def _record_launch(launch: Launch, components: bool, plain_args: tuple[Any, ...]) -> Launch:
     """Return a launch that autograd records. Positions may have a leading axis of components."""
 
-    def run_recorded(
-        arrays: Tensors, _out: Any, angle_inputs: Tensors, tables: DigitTables | None
-    ) -> Tensors | None:
+    def run_recorded(signature: CallSignature, tables: DigitTables | None) -> Tensors | None:
+        arrays, angle_inputs = signature.arrays, signature.angle_inputs
         if isinstance(launch, TritonLaunch) and not gpu.is_current(arrays[0]):
             return None
 
         def run(xs: Tensors) -> Tensors:
-            return launch(xs, None, angle_inputs, tables)  # type: ignore[return-value]  # not None here
+            return launch(signature._replace(arrays=xs), tables)  # type: ignore[return-value]  # not None here
 
         saved = angle_inputs
         if tables is not None:
@@ -140,10 +141,11 @@ def _specialize(
         source = replace(source, whole=whole, part=part)
     recorded, operands = torch.is_grad_enabled(), (*arrays, *signature.weights)
     needs_grad = {recorded and x.requires_grad for x in operands}
-    if len(needs_grad) > 1 or (call.norm is not None and True in needs_grad):
+    if len(needs_grad) > 1 or (call.spec.norm is not None and True in needs_grad):
         return None
     op_args = build_op_args(source, call.spec)
-    launch = prepare(results, arrays, op_args, call.norm)
+    op_norm = call.spec.norm and OpNorm(call.spec.norm, signature.weights)
+    launch = prepare(results, arrays, op_args, op_norm)
     if launch is None or needs_grad == {False}:
         return launch
     return _record_launch(launch, components, op_args[N_TENSORS:])
@@ -176,9 +178,9 @@ def _decline_tensors(tensors: Tensors, devices: Container[str], hardware: str) -
 
 def _decline_norm(call: Call, devices: Container[str], hardware: str) -> str | None:
     """Return why a kernel does not normalize, and plain operations do."""
-    if call.norm is None:
+    if call.spec.norm is None:
         return None
-    weights = tuple([w for _, w in call.norm.list_weights(len(call.arrays))])
+    weights = tuple([w for w in call.weights if w is not None])
     negated = not torch.compiler.is_compiling() and any(x.is_neg() for x in call.arrays + weights)
     if negated or private.are_transforms_active():
         return "a norm of negated tensors, or under a transform, needs plain operations"
@@ -197,7 +199,7 @@ def _decline_for_operator(call: Call, devices: Container[str], hardware: str) ->
         return "a derivative with respect to angles needs plain operations"
     if call.out is None:
         return None
-    if compiling or transformed:
+    if compiling or transformed or any(map(private.is_functional, call.out)):
         return "a compiler or transform cannot follow out="
     if any(x.is_neg() or (x.stride(-1) != 1 and x.shape[-1] > 1) for x in call.out):
         return "the last axis of out is not contiguous, or holds negated numbers"

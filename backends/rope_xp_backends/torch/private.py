@@ -35,6 +35,7 @@ _is_profiled: Callable[[], bool] | None = _resolve("_C._autograd._profiler_enabl
 _default_device: Any = _resolve("DeviceContext", "torch.utils._device")
 _without_transforms: Any = _resolve("_C._DisableFuncTorch")
 _without_modes: Any = _resolve("_disable_current_modes", "torch.utils._python_dispatch")
+_is_functional: Callable[[torch.Tensor], bool] | None = _resolve("_is_functional_tensor")
 _fake_tensor: Any = _resolve("_subclasses.FakeTensor")
 _has_storage: Callable[[torch.Tensor], bool] | None = _resolve("_C._has_storage")
 # Dynamo traces these since torch 2.8, as it has that tag.
@@ -68,6 +69,11 @@ def are_transforms_reverse() -> bool:
 def has_storage(x: torch.Tensor) -> bool:
     """Return whether a tensor surely has memory; those of batched gradients only look plain."""
     return _has_storage is not None and _has_storage(x)
+
+
+def is_functional(x: torch.Tensor) -> bool:
+    """Return whether writes to a tensor are recorded, which only looks plain, or may be."""
+    return _is_functional is None or _is_functional(x)
 
 
 def is_fake(x: torch.Tensor) -> bool:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rope_xp._core.errors import RopeConfigError, RopeError
-from rope_xp.hf._files import read_mapping
+from rope_xp.hf._files import read_part
 from rope_xp.positions._rope_index import indexer
 from rope_xp.positions._rope_index.indexer import IMAGE, TEXT, VIDEO, GridQueue, Indexer
 
@@ -19,7 +19,7 @@ class HunYuanIndexer(Indexer):
 
     def __init__(self, keys: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
         super().__init__(keys)
-        text = read_mapping(keys.get("text_config") or keys)
+        text = read_part(keys.get("text_config") or keys)
         parameters = text.get("rope_parameters") or text.get("rope_scaling") or {}
         sections = parameters.get("mrope_section", parameters.get("xdrope_section")) or ()
         if len(sections) < 3:
@@ -28,7 +28,7 @@ class HunYuanIndexer(Indexer):
                 f"height and the image; got {sections!r}"
             )
         self.components = len(sections)
-        vision = read_mapping(indexer.need_key(keys, "vision_config"))
+        vision = read_part(indexer.need_key(keys, "vision_config"))
         merge = indexer.need_key(vision, "spatial_merge_size")
         grids = enumerate(indexer.read_grids(inputs, "image_grid_thw", merge))
         self.queues = (GridQueue("image_grid_thw", grids),)

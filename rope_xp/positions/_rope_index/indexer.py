@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from rope_xp._core.errors import RopeConfigError, RopeError
-from rope_xp.hf._files import read_mapping
+from rope_xp.hf._files import read_mapping, read_part
 
 WHOLE_VIDEOS = ("qwen2_vl", "qwen2_5_vl", "paddleocr_vl", "ernie4_5_vl_moe")
 """Models whose videos are one run of tokens."""
@@ -29,7 +29,7 @@ def find_model(config: object) -> tuple[str, Mapping[str, Any]]:
     """Return the model type of a configuration, and the part of it that has vision_config."""
     keys = read_mapping(config)
     if keys.get("thinker_config") is not None:
-        keys = read_mapping(keys["thinker_config"])
+        keys = read_part(keys["thinker_config"])
     name = keys.get("model_type")
     name = name.removesuffix("_thinker") if isinstance(name, str) else name
     if name not in MODELS:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rope_xp._core.errors import RopeError
-from rope_xp.hf._files import read_mapping
+from rope_xp.hf._files import read_part
 from rope_xp.positions._rope_index import indexer
 from rope_xp.positions._rope_index.indexer import AUDIO, IMAGE, TEXT, VIDEO, GridQueue, Indexer
 from rope_xp.positions._values import index_span
@@ -53,7 +53,7 @@ class SpanIndexer(Indexer):
             self._marks = [indexer.need_key(keys, mark) for mark in marks]
         vision: Mapping[str, Any] = {"spatial_merge_size": 1}
         if not self._is_glm_image:
-            vision = read_mapping(indexer.need_key(keys, "vision_config"))
+            vision = read_part(indexer.need_key(keys, "vision_config"))
         merge = indexer.need_key(vision, "spatial_merge_size")
         images = [Span(grid) for grid in indexer.read_grids(inputs, "image_grid_thw", merge)]
         self._videos = GridQueue("video_grid_thw", [*_read_videos(name, keys, vision, inputs)])

@@ -3,7 +3,7 @@
 import pytest
 from rope_xp_backends.cpu import launch
 from rope_xp_backends.cpu import threads as _threads
-from rope_xp_backends.numpy import chunks
+from rope_xp_backends.numpy import paths
 from support.targets import TARGETS, lent, missing
 
 import rope_xp
@@ -34,13 +34,13 @@ def any_path(request, monkeypatch):
 def threads(monkeypatch):
     """Set the number of threads, and have small arrays keep them all busy."""
     monkeypatch.setattr(launch, "BYTES_A_THREAD", 1)
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", 1 << 10)
+    monkeypatch.setattr(paths, "CHUNK_BYTES", 1 << 10)
 
     def use(number):
         monkeypatch.setenv("ROPE_XP_NUM_THREADS", number)
         _threads.limit.cache_clear()
-        _threads._forget()
+        _threads._drop_pool_after_fork()
 
     yield use
     _threads.limit.cache_clear()
-    _threads._forget()
+    _threads._drop_pool_after_fork()

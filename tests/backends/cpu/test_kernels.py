@@ -97,6 +97,11 @@ def test_a_fused_projection_in_place(any_path, layout, rng):
     same(qkv, expected)
 
 
+class Backwards(rope_xp.scaling.Scaling):
+    def frequencies(self, base, rotary_dim):
+        return -100 * rope_xp.scaling.inverse_frequencies(base, rotary_dim)
+
+
 # All of one component, sections, interleaved, and a section in two pieces.
 AXES = [None, (0,) * 5 + (1,) * 12 + (2,) * 8, (0, 1, 2) * 8 + (0,), (0,) * 9 + (2,) * 15 + (0,)]
 
@@ -106,14 +111,14 @@ AXES = [None, (0,) * 5 + (1,) * 12 + (2,) * 8, (0, 1, 2) * 8 + (0,), (0,) * 9 + 
 @pytest.mark.parametrize("axes", AXES, ids=str)
 @pytest.mark.parametrize("kind", ["integers", "floats"])
 def test_positions_with_components_and_fractions(any_path, kind, axes, dtype, rng):
-    """And with a frequency so high that a fraction of a token turns by more than a quarter."""
+    """And with frequencies so high that a fraction of a token turns by many quarters, both ways."""
     lead = () if axes is None else (3,)
     x = sample(rng, 2, 130, 3, 50, dtype=dtype)
     for shape in ((130,), (2, 130), (2, 1)):
         positions = rng.integers(-70_000, 1 << 22, (*lead, *shape))
         if kind == "floats":
             positions = positions + rng.random(positions.shape)
-        for scaling in (None, rope_xp.scaling.Linear(0.01)):
+        for scaling in (None, rope_xp.scaling.Linear(0.01), Backwards()):
             rope = RoPE(position_axes=axes, layout="half", scaling=scaling)
             for turn in (rope.rotate, rope.unrotate):
                 same(turn(x, positions), truth(turn, x, positions))
@@ -128,6 +133,22 @@ def test_positions_out_of_range_give_nan():
         got = rotate(torch.ones(8, 2, 8), torch.tensor([outside, inside]).T.reshape(8))
     assert got[::2].isnan().all()
     same(got[1::2].numpy(), truth(RoPE().rotate, np.ones((4, 2, 8), np.float32), inside))
+
+
+@pytest.mark.parametrize("path", ["portable", "llvm"])
+def test_fractions_of_frequencies_beyond_the_bound_give_nan_when_compiled(path):
+    """Other calls raise."""
+    torch = pytest.importorskip("torch")
+    rope, x = RoPE(layout="half", base=1e-5), torch.ones(3, 1, 8)
+    assert rope.frequencies(8)[-2] < 4096 < rope.frequencies(8)[-1]
+    positions = torch.tensor([0.5, 0.25, 3.75])
+    with rope_xp.use_path(path):
+        y = torch.compile(rope.rotate, backend="eager", fullgraph=True)(x, positions)
+    is_last = torch.arange(8) % 4 == 3
+    assert y[..., is_last].isnan().all()
+    assert y[..., ~is_last].isfinite().all()
+    with pytest.raises(RopeError, match="positions has fractions"):
+        rope.rotate(x, positions)
 
 
 VIEWS = {

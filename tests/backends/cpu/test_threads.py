@@ -1,9 +1,11 @@
 """Kernels on numpy's arrays: threads of rope_xp and of its callers."""
 
+import gc
 import importlib
 import os
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -27,8 +29,7 @@ def test_any_number_of_threads(path, number, threads, rng):
         expected = truth(rope_xp.apply, q, k, POSITIONS)
         for got, e in zip(rope_xp.apply(q, k, POSITIONS), expected, strict=True):
             same(got, e)
-    workers = 0 if _threads._pool is None else _threads._pool._max_workers
-    assert workers == int(number) - 1
+    assert len(_threads._workers) == int(number) - 1
 
 
 def test_callers_in_eight_threads(path, threads):
@@ -46,20 +47,76 @@ def test_callers_in_eight_threads(path, threads):
             same(got, truth(RoPE().rotate, x, POSITIONS))
 
 
-@pytest.mark.parametrize("broken", [0, 3])  # in a worker, in the thread that calls
-def test_an_exception_comes_after_all_work(broken, threads):
+@pytest.mark.parametrize("in_worker", [False, True])
+def test_an_exception_of_a_part_is_raised_when_no_part_runs(in_worker, threads):
     threads("4")
-    done = []
+    caller, together, running = threading.current_thread(), threading.Barrier(4), []
 
     def work(start, stop):
-        if start == broken:
-            raise KeyError(start)
+        together.wait(20)
+        is_worker = threading.current_thread() is not caller
+        if is_worker == in_worker:
+            raise KeyError(is_worker)
+        running.append(start)
         time.sleep(0.1)
-        done.append(start)
+        running.remove(start)
 
-    with pytest.raises(KeyError, match=str(broken)):
-        _threads.share(work, 4, 4)
-    assert sorted(done) == [n for n in range(4) if n != broken]
+    with pytest.raises(KeyError, match=str(in_worker)):
+        _threads.run_in_parts(work, 4, 4)
+    assert running == []
+    _threads.run_in_parts(lambda *_: running.append(1), 4, 4)
+    assert len(running) == 4
+
+
+def test_an_exception_of_a_part_keeps_no_array_alive(threads):
+    threads("3")
+    x = np.ones(3)
+    array = weakref.ref(x)
+
+    def work(start, stop, x=x):
+        raise KeyError(start)
+
+    gc.disable()
+    try:
+        with pytest.raises(KeyError):
+            _threads.run_in_parts(work, 3, 3)
+        del work, x
+        assert array() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("started", [0, 1])
+def test_parts_run_once_where_threads_cannot_start(path, started, threads, monkeypatch, rng):
+    threads("4")
+    start, attempts = threading.Thread.start, []
+
+    def start_or_fail(thread):
+        attempts.append(thread)
+        if len(attempts) > started:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_or_fail)
+    x, parts = sample(rng, 2, 130, 4, 16), []
+    expected = truth(RoPE().rotate, x, POSITIONS)
+    for _ in range(10):
+        y = x.copy()
+        RoPE().rotate(y, POSITIONS, out=y)
+        same(y, expected)
+    _threads.run_in_parts(lambda *part: parts.append(part), 4, 4)
+    _threads.run_in_parts(lambda *_: time.sleep(0.01), 4, 4)  # has workers empty their queue
+    assert sorted(parts) == [(0, 1), (1, 2), (2, 3), (3, 4)]
+    assert len(_threads._workers) == started
+
+
+@pytest.mark.skipif(os.name != "posix", reason="this system sends no such signals")
+@pytest.mark.parametrize("kind", ["parts", "arrays", "compiler"])
+def test_handlers_that_raise_are_obeyed_when_no_part_runs(kind):
+    if kind != "parts":
+        pytest.importorskip("llvmlite")
+    environment = {"ROPE_XP_NUM_THREADS": "8", "ROPE_XP_KERNEL_CACHE": "0"}
+    printed("interrupted_calls.py", kind, options=("-W", "error"), **environment)
 
 
 def test_threads_obey_the_errstate_of_the_caller(threads):
@@ -76,7 +133,7 @@ def test_threads_obey_the_errstate_of_the_caller(threads):
 def test_a_number_of_threads_that_is_none(path, number, threads):
     threads(number)
     with pytest.raises(RopeError, match="ROPE_XP_NUM_THREADS is .*whole number"):
-        RoPE().rotate(np.ones((3, 2, 8), np.float32))
+        RoPE().rotate(np.ones((3, 64, 8), np.float32))
 
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -91,7 +148,7 @@ def count():
         names.add(threading.current_thread().name)
         time.sleep(0.1)  # so that no thread has time for two parts
 
-    threads.share(work, 100, threads.limit())
+    threads.run_in_parts(work, 100, threads.limit())
     return len(names)
 
 print(count(), flush=True)

@@ -146,6 +146,36 @@ def test_tables_are_waited_for_once(host):
         assert host == [0]
 
 
+def test_evicted_tables_are_freed_without_a_pool(host, monkeypatch):
+    """A pool would hand their memory to one stream while another reads it."""
+    put, allocators = cupy.asarray, []
+
+    def record(x):
+        allocators.append((x.ndim == 2, cupy.cuda.get_allocator()))
+        return put(x)
+
+    monkeypatch.setattr(cupy, "asarray", record)
+    pool = cupy.cuda.get_allocator()
+    RoPE(base=123.0).rotate(on_host(np.ones((3, 2, 8), np.float32)), [5, 6, 7])
+    with cupy.cuda.using_allocator(None):
+        raw = cupy.cuda.get_allocator()
+    assert raw is not pool
+    assert [allocator for is_table, allocator in allocators if is_table] == [raw] * 3
+    assert allocators[0] == (False, pool)  # positions
+
+
+def test_slots_within_results_are_refused(host):
+    memory = np.zeros((1, 3, 4, 8), np.float32)
+    q, cache = on_host(memory), on_host(np.zeros((16, 2, 8), np.float32))
+    slots = on_host(memory.reshape(-1)[:3].view(np.int32))
+    k = on_host(np.ones((1, 3, 2, 8), np.float32))
+    with pytest.raises(rope_xp.RopeError, match=r"out\[0\] overlaps slots; pass"):
+        rope_xp.apply(q, k, slots=slots, out=(q, cache))
+    x = on_host(memory[0])
+    with pytest.raises(rope_xp.RopeError, match="out overlaps slots; pass"):
+        RoPE().rerotate(x, [1, 2, 3], [4, 5, 6], slots=slots, out=x)
+
+
 def test_graphs_keep_the_tables_that_they_read(host, monkeypatch):
     monkeypatch.setattr(caches, "PINNED", {})
     x = on_host(np.ones((3, 2, 8), np.float32))

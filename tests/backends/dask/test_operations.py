@@ -130,7 +130,7 @@ def test_blocks_of_another_library_than_their_positions():
     x = sample(2, 9, 4, 8)
     call = parse.rotate(RoPE(), x, np.arange(9), None, None, False, None)
     source = library.remove_arrays(call.angles[0])
-    turn = partial(paths.rotate_block, call.spec, None, source, ((1,),))
+    turn = partial(paths.rotate_block, call.spec, source, ((1,),))
     got = turn(torch.from_numpy(x), np.arange(9))
     np.testing.assert_array_equal(got.numpy(), RoPE().rotate(x))
     with pytest.raises(TypeError, match="a block is a numpy array and its positions a torch array"):

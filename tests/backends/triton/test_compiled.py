@@ -20,7 +20,6 @@ triton = pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402  # it needs triton
 
 pytestmark = pytest.mark.exhaustive
-NO_NORM = triton_plan.NormVariant()
 REGISTERS = 80  # of a thread, at most
 LAYOUTS = ("interleaved", "half", "interleaved_to_half")
 DTYPES = ("float16", "bfloat16", "float32", "float64")
@@ -199,7 +198,7 @@ def test_more_elements_than_32_bits_count(planned, tmp_path):
         operand = triton_plan.OperandStrides(shape, strides, strides, False, 16)
         angles = triton_plan.AngleLayout("implicit", (), (), "int64")
         turn = RotationSpec(parse_axes("bshd", 4, "x"), "half", 128, 0, inverse=False)
-        plan = triton_plan.plan_launch((operand,), angles, "bfloat16", turn, NO_NORM)
+        plan = triton_plan.plan_launch((operand,), angles, "bfloat16", "", 1, turn)
         assert plan is not None
         assert plan.variant.int64_offsets == wide
         check(plan.variant, CUDA[1], tmp_path)

@@ -34,9 +34,7 @@ def plan_of(q, k, axes="bshd"):
 
     angles = triton_plan.AngleLayout("positions", (q[axes.index("s")],), (1,), "int64")
     turn = RotationSpec(parse_axes(axes, 4, "x"), "half", q[-1], 0, inverse=False)
-    return triton_plan.plan_launch(
-        (operand(q), operand(k)), angles, "bfloat16", turn, triton_plan.NormVariant()
-    )
+    return triton_plan.plan_launch((operand(q), operand(k)), angles, "bfloat16", "", 16, turn)
 
 
 def test_every_row_is_rotated_once():
@@ -134,7 +132,7 @@ def test_reasons_to_decline_a_norm(monkeypatch):
     assert reason(round_between=True) == "its kernels do not round between norm and rotation"
     assert "one weight for all heads" in reason(torch.ones(2, 8), weight)
     assert "contiguous weights" in reason(weight, torch.ones(16)[::2])
-    differ = "weights of q and k differ in dtype or length"
+    differ = "weights of q and k differ in dtype, or one has none"
     for weights in ((weight, None), (None, weight), (weight, weight.half())):
         assert reason(*weights) == differ
     for options in ({"k": x.half()}, {"k_positions": [1] * 5}):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 from rope_xp_backends.cpu import launch, threads
-from rope_xp_backends.numpy import chunks
+from rope_xp_backends.numpy import paths
 
 import rope_xp
 from support.fuzz import memory
@@ -74,7 +74,7 @@ class Library:
     def chosen(self):
         """Take the path, on several threads and in many chunks."""
         with pytest.MonkeyPatch.context() as patch, rope_xp.use_path(self.path):
-            patch.setattr(chunks, "CHUNK_BYTES", 1 << 8)
+            patch.setattr(paths, "CHUNK_BYTES", 1 << 8)
             if self.streaming:
                 patch.setattr(launch, "BYTES_TO_STREAM", 1)
                 patch.setattr(launch, "BYTES_A_THREAD", 1)

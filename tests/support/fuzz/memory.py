@@ -35,18 +35,23 @@ def as_torch(x):
     return torch.from_numpy(x)
 
 
-def lay(shape, view, numbers=None):
-    """Return memory, as bytes, and an array in it of these numbers, or of random ones."""
-    dtype = numpy_dtype(view.dtype)
-    strides, size = [0] * len(shape), dtype.itemsize
+def measure(shape, view):
+    """Return the strides of a view, how many bytes it takes, and in which its first element is."""
+    strides, size = [0] * len(shape), numpy_dtype(view.dtype).itemsize
     for axis in reversed(view.order):
         strides[axis] = size * view.steps[axis]
         size *= max(1, shape[axis] * abs(view.steps[axis]))
+    first = sum(-s * (n - 1) for s, n in zip(strides, shape, strict=True) if s < 0 < n)
+    return tuple(strides), size, first
+
+
+def lay(shape, view, numbers=None):
+    """Return memory, as bytes, and an array in it of these numbers, or of random ones."""
+    dtype = numpy_dtype(view.dtype)
+    strides, size, first = measure(shape, view)
     memory = np.zeros(size + 2 * PAD + view.shift, np.uint8)
-    start = PAD + view.shift
-    start += sum(-s * (n - 1) for s, n in zip(strides, shape, strict=True) if s < 0 < n)
     made = dtype.newbyteorder() if view.swapped else dtype
-    x = np.ndarray(shape, made, memory, start, tuple(strides))
+    x = np.ndarray(shape, made, memory, PAD + view.shift + first, strides)
     if numbers is None:
         random = np.random.default_rng(view.seed)
         numbers = random.standard_normal(shape) * 2.0 ** random.integers(-12, 5)
