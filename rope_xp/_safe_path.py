@@ -1,4 +1,4 @@
-"""``python -m rope_xp`` imports nothing from the current folder, which Python puts first."""
+"""From here on ``python -m rope_xp`` ignores the current folder, which Python puts first."""
 
 import sys
 

@@ -75,7 +75,7 @@ def _build_model(config: dict[str, Any], files: list[Path]) -> Any:
 
 @contextlib.contextmanager
 def _isolate() -> Iterator[None]:
-    """Refuse network and pickles, and drop what is printed and logged, such as values of files."""
+    """Reject network and pickles, and drop what is printed and logged, such as values of files."""
     _add_hook()
     disabled, nowhere = logging.root.manager.disable, io.StringIO()
     logging.disable(logging.CRITICAL)
@@ -90,9 +90,9 @@ def _isolate() -> Iterator[None]:
 
 @functools.cache  # a hook stays until the process ends
 def _add_hook() -> None:
-    def refuse(event: str, arguments: tuple[Any, ...]) -> None:
+    def reject(event: str, arguments: tuple[Any, ...]) -> None:
         opened = str(arguments[0]) if event == "open" else ""
         if _ISOLATED.is_set() and (event in _NETWORK or opened.endswith(_PICKLES)):
-            raise RopeError(f"--weights uses no network and no pickle; refused {event} {arguments}")
+            raise RopeError(f"--weights uses no network and no pickle; rejected {event} {arguments}")
 
-    sys.addaudithook(refuse)
+    sys.addaudithook(reject)

@@ -15,7 +15,7 @@ COMPONENTS = 4096
 """Rotated ones of a head, and entries of a list of rotary parameters, or characters of a string.
 Gemma 4 has 512; frequencies of 4096 take 4 ms."""
 _BITS = 1024
-"""Of an integer. No float holds more, and Python may refuse to print it."""
+"""Of an integer. No float holds more, and Python may decline to print it."""
 
 
 def check_content(content: object) -> None:

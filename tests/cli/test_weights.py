@@ -95,7 +95,7 @@ def test_a_model_that_asks_for_network_or_pickles_is_refused(
                     client.connect(server.getsockname())
 
         monkeypatch.setattr(weights, "_build_model", ask)
-        with pytest.raises(RopeError, match=f"uses no network and no pickle; refused {event}"):
+        with pytest.raises(RopeError, match=f"uses no network and no pickle; rejected {event}"):
             weights.load_model(tmp_path)
         ask()  # afterwards, all is as it was
 

@@ -133,4 +133,4 @@ print(grow(24) - before)
 def test_a_compilation_leaves_no_memory_behind(tmp_path):
     """LLVM's own pipeline of passes left 500 KB each time; malloc keeps 4 MB more or less."""
     (tmp_path / "compile.py").write_text(COMPILE)
-    assert int(printed(tmp_path / "compile.py", ROPE_XP_KERNEL_CACHE="0")) < 10_000
+    assert int(printed(tmp_path / "compile.py")) < 10_000

@@ -115,8 +115,8 @@ def test_parts_run_once_where_threads_cannot_start(path, started, threads, monke
 def test_handlers_that_raise_are_obeyed_when_no_part_runs(kind):
     if kind != "parts":
         pytest.importorskip("llvmlite")
-    environment = {"ROPE_XP_NUM_THREADS": "8", "ROPE_XP_KERNEL_CACHE": "0"}
-    printed("interrupted_calls.py", kind, options=("-W", "error"), **environment)
+    options = ("-W", "error")
+    printed("interrupted_calls.py", kind, options=options, ROPE_XP_NUM_THREADS="8")
 
 
 def test_threads_obey_the_errstate_of_the_caller(threads):
