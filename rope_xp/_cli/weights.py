@@ -93,6 +93,8 @@ def _add_hook() -> None:
     def reject(event: str, arguments: tuple[Any, ...]) -> None:
         opened = str(arguments[0]) if event == "open" else ""
         if _ISOLATED.is_set() and (event in _NETWORK or opened.endswith(_PICKLES)):
-            raise RopeError(f"--weights uses no network and no pickle; rejected {event} {arguments}")
+            raise RopeError(
+                f"--weights uses no network and no pickle; rejected {event} {arguments}"
+            )
 
     sys.addaudithook(reject)

@@ -61,8 +61,11 @@ class Torch(Backend):
         if device.type != "cpu":
             if private.is_capturing(device):
                 return None  # the slow path pins what a graph will read
+            pointers = [x.data_ptr() for x in operands + angle_inputs]
+            if 0 in pointers:
+                return None  # a functional tensor looks plain, and has no memory
             # Kernels are compiled for alignments, and tables must know all streams that read them.
-            key += [x.data_ptr() % ACCESS for x in operands + angle_inputs]
+            key += [pointer % ACCESS for pointer in pointers]
             key.append(private.current_stream(device))
         return tuple(key), angle_inputs
 

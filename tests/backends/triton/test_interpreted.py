@@ -17,8 +17,9 @@ TESTS = Path(__file__).parents[2]
 OLD = triton.__version__.startswith("3.6.")
 
 # The tests of torch's operator without gradcheck, whose thousands of calls would be interpreted for
-# minutes, and without what is about memory of CPUs.
-OPERATOR = "not gradients_and_theirs and not resized"
+# minutes, and without what is about memory of CPUs. Functional tensors have none, which kernels for
+# GPUs are told by the call cache of GPUs alone.
+OPERATOR = "not gradients_and_theirs and not resized and not functional"
 # Files, a choice of their tests, and their number at least.
 RUNS = [
     (["backends/triton/test_kernel*.py", "core/test_equivalence.py"], "", 200),
