@@ -311,6 +311,16 @@ def test_a_registered_backend_takes_its_arrays(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.usefixtures("fresh")
+def test_a_path_that_knows_no_norm_is_named_where_no_other_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    announce(monkeypatch, "toy_backend")
+    x, weight = (toy_backend.Array(np.ones(shape, np.float32)) for shape in ((3, 2, 8), (8,)))
+    with pytest.raises(RopeError, match=r"no path of toylib .*unwrap: it does not normalize"):
+        rope_xp.RoPE().rotate(x, norm=(weight, 1e-6))
+
+
+@pytest.mark.usefixtures("fresh")
 def test_the_toy_backend_registers_itself(capsys: pytest.CaptureFixture[str]) -> None:
     toy_backend.main()
     assert capsys.readouterr().out == "toylib: unwrap\n"

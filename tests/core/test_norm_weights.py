@@ -1,14 +1,12 @@
 """Weights of a norm are read at each call, whatever their memory, and are held by nobody."""
 
 import gc
-import sys
 import weakref
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import toy_backend
 from numpy.random import Generator
 from support.bits import same, sample
 from support.programs import printed
@@ -113,13 +111,3 @@ def test_a_norm_without_weights_is_a_pytree_before_any_array(tmp_path: Path) -> 
         "print(f(jax.numpy.ones((3, 2, 8)), rope_xp.QKNorm()).shape)\n"
     )
     assert printed(program) == "(3, 2, 8)\n"
-
-
-def test_a_path_that_knows_no_norm_is_named_where_no_other_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    toy_backend.register(str(tmp_path))
-    x, weight = (toy_backend.Array(np.ones(shape, np.float32)) for shape in ((3, 2, 8), (8,)))
-    with pytest.raises(RopeError, match=r"no path of toylib .*unwrap: it does not normalize"):
-        ROPE.rotate(x, norm=(weight, 1e-6))
