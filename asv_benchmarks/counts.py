@@ -58,9 +58,9 @@ class Graphs:
 
 
 class Instructions:
-    """Of the innermost loop, which rotates 16 pairs, for this processor."""
+    """Of the innermost loop, which rotates a row of 64 pairs, for this processor."""
 
-    version = "1"
+    version = "2"
     params = (common.DTYPES, common.LAYOUTS)
     param_names = ("dtype", "layout")
 
@@ -71,7 +71,7 @@ class Instructions:
         except ImportError as error:
             raise SkipNotImplemented(str(error)) from error
         pairs = layout == "interleaved"
-        self.assembly = machine.emit_assembly(KernelKey(dtype, pairs, pairs))
+        self.assembly = machine.emit_assembly(KernelKey(dtype, pairs, pairs, 64))
 
     def track_instructions(self, dtype: str, layout: str) -> int:
         return inner_loop(self.assembly)
@@ -81,8 +81,7 @@ class Instructions:
 
 def inner_loop(assembly: str) -> int:
     """Return how many instructions that block of a rotation has that multiplies most of all."""
-    _, _, rotation = assembly.partition("rotate_q:")
-    rotation, _, _ = rotation.partition("rotate_k:")
+    _, _, rotation = assembly.partition("rotate_heads:")
     blocks = re.split(r"^\S+:.*$", rotation, flags=re.MULTILINE)
     code = [re.findall(r"^\t([a-z]\w*)", block, flags=re.MULTILINE) for block in blocks]
     return len(max(code, key=lambda names: sum(name in _PRODUCTS for name in names)))

@@ -1,5 +1,6 @@
 """Pairs of a row in memory: loads, stores, and conversions to and from the dtype of arithmetic."""
 
+from functools import reduce
 from math import nan
 from typing import Any
 
@@ -7,9 +8,18 @@ from llvmlite import ir
 
 from rope_xp._core.dtypes import FLOATS
 
-from .language import DOUBLE, FLOAT, I32, Int, broadcast, fill, shuffle
+from .language import DOUBLE, FLOAT, I32, MANY, Int, broadcast, fill, shuffle, unroll
 from .plan import KernelKey
 
+
+class _BFloat16(ir.Type):
+    """LLVM's type, which llvmlite lacks."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+
+_BFLOAT16 = _BFloat16()
 ELEMENTS = {
     "float32": FLOAT,
     "float64": DOUBLE,
@@ -39,8 +49,9 @@ def convert(b: Any, v: Any, dtype: str, key: KernelKey, lanes: int) -> Any:
 
 
 # T narrow(float v);                                        rounds once, to nearest, ties to even
-def narrow(b: Any, v: Any, dtype: str, lanes: int) -> Any:
+def narrow(b: Any, v: Any, dtype: str) -> Any:
     """Return a vector of arithmetic rounded to a dtype."""
+    lanes = v.type.count
     if dtype == "float16":
         return b.fptrunc(v, ir.VectorType(ir.HalfType(), lanes))
     if dtype == "bfloat16":
@@ -60,20 +71,18 @@ def default_nan(b: Any, v: Any) -> Any:
 
 # interleaved ? (row + 2 * first, row + 2 * first + lanes) : (row + first, row + first + pairs)
 def locate_pairs(
-    row: Int, first: Int, pairs: Int, size: int, interleaved: bool, lanes: int
+    row: Int, first: int, key: KernelKey, size: int, interleaved: bool, lanes: int
 ) -> tuple[Int, Int]:
     """Return the two addresses of pairs ``first`` to ``first + lanes`` of a row."""
     start = row + first * (2 * size if interleaved else size)
-    return start, start + (row.like(lanes) if interleaved else pairs) * size
+    return start, start + (lanes if interleaved else key.pairs) * size
 
 
 # x1 = interleaved_in ? x[2*i] : x[i], x2 = interleaved_in ? x[2*i + 1] : x[i + pairs];
-def load_pairs(
-    row: Int, first: Int, pairs: Int, dtype: str, key: KernelKey, lanes: int
-) -> tuple[Any, Any]:
+def load_pairs(row: Int, first: int, dtype: str, key: KernelKey, lanes: int) -> tuple[Any, Any]:
     """Return the first and the second components of pairs in the dtype of arithmetic."""
     b, size = row.builder, FLOATS[dtype]
-    addresses = locate_pairs(row, first, pairs, size, key.interleaved_in, lanes)
+    addresses = locate_pairs(row, first, key, size, key.interleaved_in, lanes)
     x1, x2 = (a.load(ir.VectorType(ELEMENTS[dtype], lanes), size) for a in addresses)
     if key.interleaved_in:
         even, odd = list(range(0, 2 * lanes, 2)), list(range(1, 2 * lanes, 2))
@@ -81,40 +90,76 @@ def load_pairs(
     return convert(b, x1, dtype, key, lanes), convert(b, x2, dtype, key, lanes)
 
 
-# for (i = first; i < first + lanes; i++) {
-#     y1 = x1 * cos[i] - x2 * sin[i], y2 = x2 * cos[i] + x1 * sin[i];
-#     y[interleaved_out ? 2*i : i] = y1, y[interleaved_out ? 2*i + 1 : i + pairs] = y2;
-# }
-def rotate_and_store(
-    halves: tuple[Any, Any],
-    y: Int,
-    angles: tuple[Int, Int],
-    first: Int,
-    pairs: Int,
-    key: KernelKey,
-    lanes: int,
-    factor: Any = None,
-    *,
-    stream: bool = False,
-) -> None:
-    """Rotate pairs, multiply them by a factor, and store them in the row at address y.
+# sin = inverse ? -sin : sin;
+def load_angles(cos: Int, sin: Int, inverse: Any, key: KernelKey) -> list[tuple[Any, Any]]:
+    """Return the cosines and sines of a row, or for an inverse rotation cosines and -sines."""
+    b, vectors = cos.builder, []
+    for n, lanes in unroll(key.pairs):
+        kind = ir.VectorType(compute_type(key), lanes)
+        c, s = (default_nan(b, (row + n * key.width).load(kind, key.width)) for row in (cos, sin))
+        vectors.append((c, b.select(inverse, b.fneg(s), s)))
+    return vectors
 
-    ``angles`` are the addresses of the row's cosines and sines. ``stream`` writes past the caches,
-    to multiples of 16.
+
+# y1 = (x1 * cos - x2 * sin) * factor, y2 = (x2 * cos + x1 * sin) * factor;
+def rotate(
+    b: Any, halves: list[Any], angles: list[Any], factor: Any, key: KernelKey
+) -> list[tuple[Any, Any]]:
+    """Return pairs rotated, multiplied by a factor if there is one, and rounded."""
+    rotated = []
+    for (x1, x2), (cos, sin) in zip(halves, angles, strict=True):
+        y1 = b.fsub(b.fmul(x1, cos), b.fmul(x2, sin))
+        y2 = b.fadd(b.fmul(x2, cos), b.fmul(x1, sin))
+        if factor is not None:
+            y1, y2 = (b.fmul(y, broadcast(b, factor, y.type.count)) for y in (y1, y2))
+        rotated += y1, y2
+    rounded = narrow_row(b, rotated, key)
+    return list(zip(rounded[::2], rounded[1::2], strict=True))
+
+
+# for (v in row) w = vcvtneps2bf16(v); or narrow(v) if any number of the row is subnormal
+def narrow_row(b: Any, row: list[Any], key: KernelKey) -> list[Any]:
+    """Return vectors of arithmetic rounded to the dtype of a kernel.
+
+    The instruction that rounds to bfloat16 takes subnormal numbers for zeros.
     """
-    (x1, x2), b = halves, y.builder
-    cos, sin = ((row + first * key.width).load(x1.type, key.width) for row in angles)
-    y1 = b.fsub(b.fmul(x1, cos), b.fmul(x2, sin))
-    y2 = b.fadd(b.fmul(x2, cos), b.fmul(x1, sin))
-    if factor is not None:
-        factors = broadcast(b, factor, lanes)
-        y1, y2 = b.fmul(y1, factors), b.fmul(y2, factors)
-    y1, y2 = narrow(b, y1, key.dtype, lanes), narrow(b, y2, key.dtype, lanes)
-    if key.interleaved_out:
-        order = [i // 2 + (i % 2) * lanes for i in range(2 * lanes)]
-        y1, y2 = shuffle(b, y1, y2, order[:lanes]), shuffle(b, y1, y2, order[lanes:])
-    targets = locate_pairs(y, first, pairs, key.size, key.interleaved_out, lanes)
-    for target, half in zip(targets, (y1, y2), strict=True):
+    many = [v for v in row if v.type.count == MANY]
+    if not (key.dtype == "bfloat16" and key.rounds_bfloat16 and many):
+        return [narrow(b, v, key.dtype) for v in row]
+    bits, subnormal = ir.IntType(MANY), ir.Constant(I32, 0x20)
+    kind = ir.FunctionType(ir.VectorType(ir.IntType(1), MANY), [many[0].type, I32])
+    name = "llvm.x86.avx512.fpclass.ps.512"
+    classify = b.module.globals.get(name) or ir.Function(b.module, kind, name)
+    found = reduce(b.or_, [b.call(classify, [v, subnormal]) for v in many])
+    is_exact = b.icmp_unsigned("!=", b.bitcast(found, bits), ir.Constant(bits, 0))
+    with b.if_else(is_exact, likely=False) as (by_shifts, by_instruction):
+        with by_shifts:
+            exact, first = [narrow(b, v, key.dtype) for v in many], b.block
+        with by_instruction:
+            rounded = [b.fptrunc(v, ir.VectorType(_BFLOAT16, MANY)) for v in many]
+            rounded, second = [b.bitcast(v, exact[0].type) for v in rounded], b.block
+    results = []
+    for pair in zip(exact, rounded, strict=True):
+        results.append(b.phi(exact[0].type))
+        for v, block in zip(pair, (first, second), strict=True):
+            results[-1].add_incoming(v, block)
+    return results + [narrow(b, v, key.dtype) for v in row[len(many) :]]
+
+
+# y[interleaved_out ? 2*i : i] = y1, y[interleaved_out ? 2*i + 1 : i + pairs] = y2;
+def store_pairs(
+    halves: tuple[Any, Any], y: Int, first: int, key: KernelKey, lanes: int, *, stream: bool
+) -> None:
+    """Store rounded pairs ``first`` to ``first + lanes`` in the row at address y.
+
+    ``stream`` writes past the caches, to multiples of 16.
+    """
+    b = y.builder
+    order = [i // 2 + (i % 2) * lanes for i in range(2 * lanes)]
+    orders = order[:lanes], order[lanes:]
+    stores = [shuffle(b, *halves, o) for o in orders] if key.interleaved_out else halves
+    targets = locate_pairs(y, first, key, key.size, key.interleaved_out, lanes)
+    for target, half in zip(targets, stores, strict=True):
         stored = target.store(half, STREAM_ALIGNMENT if stream else key.size)
         if stream:
             stored.set_metadata("nontemporal", b.module.add_metadata([ir.Constant(I32, 1)]))

@@ -12,8 +12,18 @@ from rope_xp._core.call import DIGIT, DIGIT_BITS, LIMIT
 from rope_xp._rotation.tables import TOP_DIGIT
 
 from .angles import CosSin, Vectors
-from .elements import default_nan
-from .language import I32, I64, Int, broadcast, choose, least, load_params, loop, vector_steps
+from .language import (
+    I32,
+    I64,
+    Int,
+    broadcast,
+    choose,
+    least,
+    list_branches,
+    load_params,
+    loop,
+    vector_steps,
+)
 from .pairs import build_rotation
 from .plan import FIELDS, OPERAND_FIELDS, TABLES, KernelKey
 
@@ -72,15 +82,15 @@ def build_ir(key: KernelKey) -> ir.Module:
     q_weight, k_weight, *numbers = norm or (plan,) * 4  # unused
     params = load_params(plan)
     inputs = a + params["a_skip"], b + params["b_skip"]
-    # Scratch: cos and sin of a block, those of one component, and a row of x.
+    # Scratch: cos and sin of a block, and those of one component.
     most, length, sets = params["block"], params["length"], params["needs_select"] + 1
-    size = params["pairs"] * most * key.width
-    scratch_size = sets * 2 * size + params["pairs"] * 2 * key.size
-    scratch = Int(builder, builder.call(allocate, [scratch_size.value]))
+    size = most * (key.pairs * key.width)
+    scratch = Int(builder, builder.call(allocate, [(sets * 2 * size).value]))
     with builder.if_then(scratch.is_("==", 0), likely=False):
         builder.ret(ir.Constant(I64, _NO_MEMORY))
     cos_sin, of_component = (scratch, scratch + size), (scratch + size * 2, scratch + size * 3)
-    spare = scratch + sets * 2 * size
+    looked_up, step = params["use_tables"].is_nonzero(), start.like(key.pairs * key.width)
+    steps = [choose(looked_up, step, params[f"{name}_token"]) for name in "ab"]
 
     def count_tokens(row: Int) -> Int:
         return least(most, stop - row, length - row % length)
@@ -88,15 +98,17 @@ def build_ir(key: KernelKey) -> ir.Module:
     with loop(start, stop, count_tokens) as row:
         place = row // length, row % length, count_tokens(row)
         block = Block(key, params, tables, inputs, *place, cos_sin)
-        with builder.if_else(params["use_tables"].is_nonzero()) as (from_tables, from_inputs):
-            with from_tables:
-                _look_up(plan, block, of_component)
-            with from_inputs:
-                _copy_cos_sin(block)
+        with builder.if_then(looked_up):
+            _look_up(plan, block, of_component)
+        given = [
+            address + block.batch * params[f"{name}_batch"] + block.token * params[f"{name}_token"]
+            for name, address in zip("ab", inputs, strict=True)
+        ]
+        rows = [choose(looked_up, *pair) for pair in zip(cos_sin, given, strict=True)]
         for name, x, y, weight in (("q", q, q_out, q_weight), ("k", k, k_out, k_weight)):
             with builder.if_then(params[f"{name}_heads"].is_(">", 0)):
                 operand = plan + 8 * FIELDS.index(f"{name}_{OPERAND_FIELDS[0]}")
-                arguments = [plan, operand, x, y, *place, stream, *cos_sin, spare, weight, *numbers]
+                arguments = [plan, operand, x, y, *place, stream, *rows, *steps, weight, *numbers]
                 builder.call(rotate_heads, [argument.value for argument in arguments])
     builder.call(free, [scratch.value])
     with builder.if_then(stream.is_nonzero()):
@@ -106,22 +118,6 @@ def build_ir(key: KernelKey) -> ir.Module:
 
 
 # --- angles --------------------------------------------------------------------------------------
-
-
-# for (i = 0; i < tokens; i++)
-#     for (n = 0; n < pairs; n++)
-#         cos[i][n] = a[batch][token + i][n], sin[i][n] = inverse ? -b[...][n] : b[...][n];
-def _copy_cos_sin(block: Block) -> None:
-    params, width = block.params, block.key.width
-    pairs, inverse = params["pairs"], params["inverse"].is_nonzero()
-    for name, address, table in zip("ab", block.inputs, block.cos_sin, strict=True):
-        step, segment = params[f"{name}_token"], params[f"{name}_segment"]
-        first = address + block.batch * params[f"{name}_batch"] + block.token * step
-        with loop(pairs.like(0), block.tokens) as i, loop(pairs.like(0), pairs) as n:
-            v = Vectors(pairs.builder, block.key.double, 1)
-            target = table + (i * pairs + n) * width
-            number = default_nan(pairs.builder, v.load(first + i * step + n * segment))
-            v.store(v.negate_if(inverse, number) if name == "b" else number, target)
 
 
 # for (i = 0; i < segments; i++) {
@@ -153,8 +149,8 @@ def _look_up(plan: Int, block: Block, scratch: CosSin) -> None:
 # }
 def _look_up_segment(block: Block, c: Int, first: Int, end: Int) -> None:
     """Look up angles of frequencies that read one component. A digit of 0 changes nothing."""
-    params, key, pairs = block.params, block.key, block.params["pairs"]
-    b, frequencies = pairs.builder, params["frequencies"]
+    params, key, pairs = block.params, block.key, block.key.pairs
+    b, frequencies = first.builder, params["frequencies"]
     implicit, has_fraction, inverse = (
         params[name].is_nonzero() for name in ("implicit_positions", "has_fraction", "inverse")
     )
@@ -168,7 +164,7 @@ def _look_up_segment(block: Block, c: Int, first: Int, end: Int) -> None:
         + c * params[f"{name}_segment"]
         for name, address in zip("ab", block.inputs, strict=True)
     )
-    with loop(pairs.like(0), block.tokens) as i:
+    with loop(first.like(0), block.tokens) as i:
         address = choose(implicit, params["low"], positions + i * params["a_token"])  # readable
         position = choose(implicit, block.token + i, address.peek())
         count = abs(position)
@@ -179,14 +175,15 @@ def _look_up_segment(block: Block, c: Int, first: Int, end: Int) -> None:
             choose(inside, count >> 2 * DIGIT_BITS, count.like(TOP_DIGIT)),
         )
         rows = tuple([table + digit * size for table, digit in zip(tables, digits, strict=True)])
-        cos, sin = (table + i * pairs * key.width for table in block.cos_sin)
+        cos, sin = (table + i * (pairs * key.width) for table in block.cos_sin)
         negative = b.xor(position < 0, negate_lookup)
-        for n, lanes in vector_steps(first, end):
-            v = Vectors(b, key.double, lanes)
-            angle, *others = ((v.load(row, n), v.load(row, pairs + n)) for row in rows)
-            for other in others:
-                angle = v.compose(angle, other, less_1=key.double)
-            v.store_angle(angle, (cos, sin), n, negative)
+        for is_high in list_branches(b, digits[2].is_nonzero()):
+            for n, lanes in vector_steps(first, end):
+                v = Vectors(b, key.double, lanes)
+                angle, *others = ((v.load(row, n), v.load(row, n + pairs)) for row in rows)
+                for other in others if is_high else others[:1]:
+                    angle = v.compose(angle, other, less_1=key.double)
+                v.store_angle(angle, (cos, sin), n, negative)
         with b.if_then(has_fraction):
             fraction = fractions + i * params["b_token"]
             for n, lanes in vector_steps(first, end):
@@ -203,7 +200,7 @@ def _look_up_segment(block: Block, c: Int, first: Int, end: Int) -> None:
 def _select_component(block: Block, scratch: CosSin, c: Int, first: Int, end: Int) -> None:
     params, key, b = block.params, block.key, c.builder
     with loop(c.like(0), block.tokens) as i:
-        skip = i * params["pairs"] * key.width
+        skip = i * (key.pairs * key.width)
         rows, new_rows = ([table + skip for table in pair] for pair in (block.cos_sin, scratch))
         for n, lanes in vector_steps(first, end):
             v = Vectors(b, key.double, lanes)

@@ -117,6 +117,16 @@ def loop(start: Int, stop: Int, step: int | Callable[[Int], Int] = 1) -> Iterato
     b.position_at_end(end)
 
 
+# if (condition) { ... } else { ... }
+def list_branches(b: Any, condition: Condition) -> Iterator[bool]:
+    """Write both branches of a condition: yield whether it holds."""
+    with b.if_else(condition) as (yes, no):
+        with yes:
+            yield True
+        with no:
+            yield False
+
+
 # for (n = first; n + 16 <= end; n += 16) { ... }
 # for (; n + 8 <= end; n += 8) { ... }
 # for (; n < end; n++) { ... }
@@ -126,6 +136,15 @@ def vector_steps(first: Int, end: Int) -> Iterator[tuple[Int, int]]:
     for start, stop, lanes in ((first, many, MANY), (many, few, FEW), (few, end, 1)):
         with loop(start, stop, lanes) as n:
             yield n, lanes
+
+
+def unroll(count: int) -> Iterator[tuple[int, int]]:
+    """Yield the steps of ``vector_steps`` for a constant length: first component, and number."""
+    n = 0
+    for lanes in (MANY, FEW, 1):
+        while count - n >= lanes:
+            yield n, lanes
+            n += lanes
 
 
 def load_params(plan: Int) -> dict[str, Int]:

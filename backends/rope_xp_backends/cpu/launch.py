@@ -21,7 +21,7 @@ BYTES_A_THREAD = 1 << 21
 """Waking a second thread takes as long as rotating this many bytes."""
 BYTES_TO_STREAM = 1 << 25
 """Larger results leave the last cache before they are read, and are written past it."""
-MAX_NORM = 1024
+MAX_ROW = 1024
 """Components of a row, of which all are in one block of code."""
 
 _OUT_OF_MEMORY = "out of memory: cannot allocate scratch for cos and sin"
@@ -60,18 +60,20 @@ def build_kernel_key(
     dtype: str, weight_dtype: str | None, head_dim: int, spec: RotationSpec
 ) -> KernelKey:
     """Return what a kernel is compiled for."""
-    key = KernelKey(dtype, *get_interleaved(spec))
+    first, pairs = spec.rotary_offset, spec.rotary_dim // 2
+    key = KernelKey(dtype, *get_interleaved(spec), pairs)
     if spec.norm is None:
         return key
-    first, pairs = spec.rotary_offset, spec.rotary_dim // 2
     rest = (0, 0) if spec.norm.over_slice else (first, head_dim - first - 2 * pairs)
-    return key._replace(norm=NormKey(weight_dtype or "", pairs, *rest))
+    return key._replace(norm=NormKey(weight_dtype or "", *rest))
 
 
-def decline_long_norm(call: Call) -> str | None:
-    """Return why kernels do not normalize the arrays of a call."""
-    if call.spec.norm is not None and call.arrays[0].shape[-1] > MAX_NORM:
-        return f"its kernels normalize heads of at most {MAX_NORM} components"
+def decline_rows(call: Call) -> str | None:
+    """Return why kernels do not take the rows of a call."""
+    if call.spec.rotary_dim > MAX_ROW:
+        return f"its kernels rotate at most {MAX_ROW} components"
+    if call.spec.norm is not None and call.arrays[0].shape[-1] > MAX_ROW:
+        return f"its kernels normalize heads of at most {MAX_ROW} components"
     return decline_norm(call)
 
 

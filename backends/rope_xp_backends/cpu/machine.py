@@ -26,7 +26,7 @@ def compile_kernel(key: KernelKey) -> Callable[..., int]:
     if "float16" in dtypes and not _can_convert_float16(host[0], host[2]):
         msg = "this processor is not known to have an instruction that converts float16"
         raise RuntimeError(msg)
-    code = _create_target(*host).emit_object(_parse(key))
+    code = _create_target(*host).emit_object(_parse(key, host[2]))
     _unused.clear()
     # The engine keeps a target machine. One that has emitted code holds 0.8 MB.
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _create_target(*host))
@@ -40,15 +40,20 @@ def compile_kernel(key: KernelKey) -> Callable[..., int]:
 
 def emit_assembly(key: KernelKey, *machine: str) -> str:
     """Return the assembly of a kernel, of this machine or of a triple, CPU and features."""
-    target = _create_target(*machine or _describe_host())
-    return target.emit_assembly(_parse(key))  # type: ignore[no-any-return]  # llvmlite has no types
+    host = machine or _describe_host()
+    target = _create_target(*host)
+    return target.emit_assembly(_parse(key, host[2]))  # type: ignore[no-any-return]  # llvmlite has no types
 
 
-def _parse(key: KernelKey) -> Any:
+def _parse(key: KernelKey, features: str) -> Any:
     """Return the module of a kernel.
 
     The code generator alone makes it as fast as all of LLVM's passes, and in half the time.
     """
+    needed = {"+avx512bf16", "+avx512dq"}
+    # Older versions of LLVM call a function that no library has.
+    rounds = llvm.llvm_version_info[0] >= 20 and needed <= set(features.split(","))
+    key = key._replace(rounds_bfloat16=rounds)
     module = llvm.parse_assembly(str(build_ir(key)), _create_context())
     module.verify()
     return module

@@ -11,9 +11,9 @@ from llvmlite import ir
 from rope_xp._core.dtypes import FLOATS
 from rope_xp._rotation.norm import LANES
 
-from .elements import ELEMENTS, compute_type, convert, default_nan, load_pairs, locate_pairs, narrow
-from .language import DOUBLE, FLOAT, I32, I64, MANY, Int, broadcast, fill, prefetch, shuffle
-from .plan import FEW, KernelKey, NormKey
+from .elements import ELEMENTS, compute_type, convert, default_nan, load_pairs, narrow
+from .language import DOUBLE, FLOAT, I32, I64, Int, broadcast, fill, shuffle, unroll
+from .plan import KernelKey, NormKey
 
 ROWS = 4
 """Rows whose factors are computed before they are rotated. A square root and a quotient take longer
@@ -30,15 +30,6 @@ class Row(NamedTuple):
     behind: list[Any]
 
 
-def unroll(count: int) -> Iterator[tuple[int, int]]:
-    """Yield the steps of ``vector_steps`` for a constant length: first component, and number."""
-    n = 0
-    for lanes in (MANY, FEW, 1):
-        while count - n >= lanes:
-            yield n, lanes
-            n += lanes
-
-
 def load_row(row: Int, dtype: str, key: KernelKey, norm: NormKey) -> Row:
     """Load the components of the row whose rotated slice is at an address."""
     b, size = row.builder, FLOATS[dtype]
@@ -48,9 +39,8 @@ def load_row(row: Int, dtype: str, key: KernelKey, norm: NormKey) -> Row:
             v = (row + (start + n) * size).load(ir.VectorType(ELEMENTS[dtype], lanes), size)
             yield convert(b, v, dtype, key, lanes)
 
-    arguments = row.like(norm.pairs), dtype, key
-    pairs = [load_pairs(row, row.like(n), *arguments, lanes) for n, lanes in unroll(norm.pairs)]
-    behind = load(2 * norm.pairs, norm.behind)
+    pairs = [load_pairs(row, n, dtype, key, lanes) for n, lanes in unroll(key.pairs)]
+    behind = load(2 * key.pairs, norm.behind)
     return Row(pairs, list(load(-norm.before, norm.before)), list(behind))
 
 
@@ -77,17 +67,10 @@ def allocate_factors(b: Any, key: KernelKey) -> Int:
 
 
 # *factor = (float)(1 / sqrt((double)sum(x * x) / count + eps));
-def store_factor(x: Int, factor: Int, ahead: Int, eps: Int, key: KernelKey, norm: NormKey) -> None:
-    """Store the factor of the row at address x, and prefetch another row.
-
-    ``eps`` holds the bits of a float64.
-    """
+def store_factor(x: Int, factor: Int, eps: Int, key: KernelKey, norm: NormKey) -> None:
+    """Store the factor of the row at address x. ``eps`` holds the bits of a float64."""
     b, row = x.builder, load_row(x, key.dtype, key, norm)
-    for n, lanes in unroll(norm.pairs):
-        if lanes == MANY:
-            place = x, x.like(n), x.like(norm.pairs)
-            for address in locate_pairs(*place, key.size, key.interleaved_in, lanes):
-                prefetch(address + ahead)
+    length = 2 * key.pairs + norm.before + norm.behind
     parts = [*zip(*row.pairs, strict=True), row.before, row.behind]
     total, *others = [_sum_in_lanes(b, part) for part in parts if part]
     for other in others:
@@ -98,7 +81,7 @@ def store_factor(x: Int, factor: Int, ahead: Int, eps: Int, key: KernelKey, norm
         lower, upper = (shuffle(b, total, total, [*range(i, i + width)]) for i in (0, width))
         total = b.fadd(lower, upper)
     total = b.extract_element(total, ir.Constant(I32, 0))
-    mean = b.fmul(total if key.double else b.fpext(total, DOUBLE), _double(1.0 / norm.length))
+    mean = b.fmul(total if key.double else b.fpext(total, DOUBLE), _double(1.0 / length))
     sqrt = b.module.declare_intrinsic("llvm.sqrt", [DOUBLE])
     quotient = b.fdiv(_double(1.0), b.call(sqrt, [b.fadd(mean, b.bitcast(eps.value, DOUBLE))]))
     factor.store(quotient if key.double else b.fptrunc(quotient, FLOAT), key.width)
@@ -110,12 +93,12 @@ def scale_rest(
 ) -> None:
     """Normalize the components before and behind the rotated slice."""
     b, row = x.builder, load_row(x, key.dtype, key, norm)
-    for part, start in ((1, -norm.before), (2, 2 * norm.pairs)):
+    for part, start in ((1, -norm.before), (2, 2 * key.pairs)):
         n = start
         for i, v in enumerate(row[part]):
             lanes, product = v.type.count, v if weights is None else b.fmul(v, weights[part][i])
             scaled = b.fmul(product, broadcast(b, factor, lanes))
-            (y + n * key.size).store(narrow(b, scaled, key.dtype, lanes), key.size)
+            (y + n * key.size).store(narrow(b, scaled, key.dtype), key.size)
             n += lanes
 
 

@@ -34,7 +34,7 @@ OPERAND_FIELDS = (
 TABLES = ("low", "middle", "high", "frequencies", "component")
 """Addresses of tables, in the order of DigitTables."""
 FIELDS = (
-    *("length", "block", "pairs", "inverse", "before", "behind"),
+    *("length", "block", "inverse", "negate_given", "before", "behind"),
     *("use_tables", "implicit_positions", "has_fraction", "segments", "needs_select"),
     *("a_skip", "a_batch", "a_token", "a_segment", "b_skip", "b_batch", "b_token", "b_segment"),
     *(f"q_{name}" for name in OPERAND_FIELDS),
@@ -50,15 +50,9 @@ class NormKey(NamedTuple):
 
     weight: str
     """The dtype of weights, "" for none."""
-    pairs: int
     before: int
     """Normalized components before the rotated slice."""
     behind: int
-
-    @property
-    def length(self) -> int:
-        """How many components of a row are normalized."""
-        return 2 * self.pairs + self.before + self.behind
 
     @property
     def has_rest(self) -> bool:
@@ -74,7 +68,11 @@ class KernelKey(NamedTuple):
     """Whether pairs of the input are neighbours, (2i, 2i+1), and not (i, i + r/2)."""
     interleaved_out: bool
     """Whether those of the output are."""
+    pairs: int
+    """Pairs of a row."""
     norm: NormKey | None = None
+    rounds_bfloat16: bool = False
+    """Whether the processor rounds vectors to bfloat16. Only the compiler sets this."""
 
     @property
     def size(self) -> int:
@@ -168,8 +166,8 @@ def build_plan(
     numbers |= {
         "length": token.length,
         "block": min(block, token.length),
-        "pairs": pairs,
         "inverse": spec.inverse,
+        "negate_given": spec.inverse and not use_tables,
         "before": spec.rotary_offset * itemsize,
         "behind": (arrays[0].shape[-1] - spec.rotary_offset - 2 * pairs) * itemsize,
         "use_tables": use_tables,

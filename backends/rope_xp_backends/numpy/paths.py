@@ -10,7 +10,7 @@ from rope_xp._core.path import Path
 from rope_xp._dispatch.call_cache import CallSignature
 from rope_xp._rotation import portable
 from rope_xp_backends.cpu import threads
-from rope_xp_backends.cpu.launch import KERNELS, decline_long_norm, get_kernel_keys
+from rope_xp_backends.cpu.launch import KERNELS, decline_rows, get_kernel_keys
 
 from . import host
 
@@ -30,7 +30,7 @@ class LLVM(Path):
         return (
             KERNELS.decline_reason(*get_kernel_keys(call))
             or _decline_subclasses(call)
-            or decline_long_norm(call)
+            or decline_rows(call)
         )
 
     def run(self, call: Call) -> tuple[np.ndarray, ...]:
@@ -48,7 +48,8 @@ class LLVM(Path):
         rows, weights = signature.angle_inputs, signature.weights
         if arrays[0].dtype != arrays[-1].dtype or not all(row.flags.aligned for row in rows):
             return None
-        if not all(map(host.is_readable, (*arrays, *results, *weights))):
+        tables = rows if isinstance(call.angles[0], CosSin) else ()
+        if not all(map(host.is_readable, (*arrays, *results, *weights, *tables))):
             return None
         contiguous = [np.empty(x.shape, x.dtype).strides for x in arrays] == strides
         if not contiguous and [np.empty_like(x).strides for x in arrays] != strides:

@@ -15,7 +15,7 @@ from rope_xp._core.memory import Ints, StridedLayout, measure_extent
 from rope_xp._core.path import PathUnavailable
 from rope_xp._dispatch.call_cache import CallSignature
 from rope_xp_backends.cpu import threads
-from rope_xp_backends.cpu.launch import KERNELS, CpuLaunch, build_kernel_key
+from rope_xp_backends.cpu.launch import KERNELS, MAX_ROW, CpuLaunch, build_kernel_key
 from rope_xp_backends.cpu.plan import AngleLayouts, CpuPlan, InOut, KernelKey, build_plan
 
 from .library import NAMES, Tensors
@@ -105,6 +105,8 @@ def _plan_launch(out: Tensors, arrays: Tensors, op_args: OpArgs, norm: OpNorm | 
     )
     in_place = tuple([x is y for x, y in zip(arrays, out, strict=True)])
     pairs = op_args.table.shape[-1] // (2 if op_args.is_lookup else 1)
+    if 2 * pairs > MAX_ROW:
+        raise PathUnavailable(f"its kernels rotate at most {MAX_ROW} components")
     angles = pairs, op_args.is_lookup, components
     key, plan = plan_layouts(layouts, in_place, *angles, op_args[N_TENSORS:], norm and norm.spec)
     return CpuLaunch(weakref.ref(KERNELS.get(key)), plan, _locate, limit_threads)
@@ -146,7 +148,8 @@ def _cast_angle_inputs(op_args: OpArgs, dtype: torch.dtype) -> Tensors:
     """Return positions and their fractions, or cos and sin, in the dtypes that kernels read."""
     compute_dtype = torch.float64 if dtype == torch.float64 else torch.float32
     if not op_args.is_lookup:
-        return op_args.table.to(compute_dtype), op_args.table_2.to(compute_dtype)
+        rows = [x.to(compute_dtype) for x in (op_args.table, op_args.table_2)]
+        return tuple([x if x.stride(-1) == 1 else x.contiguous() for x in rows])
     if op_args.positions is None:
         return ()
     whole = op_args.positions

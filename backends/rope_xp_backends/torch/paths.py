@@ -12,7 +12,7 @@ from rope_xp._core.library import DigitTables
 from rope_xp._core.path import Path
 from rope_xp._dispatch.call_cache import CallSignature, Launch, guard_overlap
 from rope_xp._rotation import portable
-from rope_xp_backends.cpu.launch import KERNELS, decline_long_norm, get_kernel_keys
+from rope_xp_backends.cpu.launch import KERNELS, decline_rows, get_kernel_keys
 
 from . import gpu, norm, op, private
 from .cpu import prepare_llvm_launch
@@ -69,7 +69,7 @@ class TorchLLVM(Path):
             KERNELS.decline_reason(*get_kernel_keys(call))
             or _decline_tensors(call.arrays, *device)
             or _decline_for_operator(call, *device)
-            or decline_long_norm(call)
+            or decline_rows(call)
             or _decline_norm(call, *device)
             or (None if forced else _decline_export() or _decline_small(call))
         )
@@ -131,7 +131,8 @@ def _specialize(
     arrays, source, angle_inputs = call.arrays, call.angles[0], signature.angle_inputs
     if isinstance(source, RelativeAngles) or arrays[0].dtype != arrays[-1].dtype:
         return None
-    if any(x.stride(-1) != 1 for x in (*arrays, *results, *signature.weights)):
+    tables = () if isinstance(source, TableLookup) else angle_inputs
+    if any(x.stride(-1) != 1 for x in (*arrays, *results, *signature.weights, *tables)):
         return None
     components = isinstance(source, TableLookup) and bool(angle_inputs) and source.components > 0
     if isinstance(source, TableLookup):

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rope_xp_backends.cpu.plan import FIELDS, KernelKey
+from rope_xp_backends.cpu.launch import get_kernel_keys
+from rope_xp_backends.cpu.plan import FIELDS, TABLES
 from rope_xp_backends.numpy import host
 from support.exhaustive import exhaustive
 from support.targets import numpy_dtype, truth
 
 from rope_xp import RoPE
 from rope_xp._arguments import parse
-from rope_xp._core.call import get_interleaved
 
 llvm = pytest.importorskip("llvmlite.binding")
 COMPILER, EMULATOR = shutil.which("aarch64-linux-gnu-gcc"), shutil.which("qemu-aarch64")
@@ -52,9 +52,10 @@ class Emulated:
     def __call__(self, params, *arguments):
         segments = ctypes.c_int64.from_address(params + 8 * FIELDS.index("segments")).value
         chunks = [(params, 8 * (len(FIELDS) + 3 * segments))]
+        chunks.append((arguments[3], 8 * len(TABLES)))
         chunks += [(x.ctypes.data, x.nbytes) for x in self.arrays]
         pages = sorted({p for a, n in chunks for p in range(a // PAGE, (a + n - 1) // PAGE + 1)})
-        image = struct.pack(f"<{11}q", params, *arguments, len(pages))
+        image = struct.pack("<12q", params, *arguments, len(pages))
         image += b"".join(struct.pack("<2q", page * PAGE, PAGE) for page in pages)
         image += struct.pack("<q", len(chunks))
         offsets = []
@@ -78,10 +79,8 @@ class Emulated:
 def test_same_bits_as_here(dtype, layout, tmp_path, rng):
     rope = RoPE(layout=layout, rotary_dim=26, rotary_offset=2)
     q, k = (rng.standard_normal((2, 5, heads, 30)).astype(numpy_dtype(dtype)) for heads in (3, 1))
-    program = build(
-        KernelKey(dtype, *get_interleaved(parse.apply(rope, q, k, None, None, None, None).spec)),
-        tmp_path,
-    )
+    (key,) = get_kernel_keys(parse.apply(rope, q, k, None, None, None, None))
+    program = build(key, tmp_path)
     for positions in (np.array([0, 5, 2**31 - 1, -7, 70_000]), np.arange(5) + 0.625):
         call = parse.apply(rope, q, k, positions, None, None, None)
         source = call.angles[0]
@@ -89,6 +88,6 @@ def test_same_bits_as_here(dtype, layout, tmp_path, rng):
         inputs = host.get_angle_inputs(source)
         tables = [table for table in source.tables if table is not None]
         kernel = Emulated(program, [q, k, *outs, *inputs, *tables])
-        host.rotate(kernel, (q, k), outs, source, call.spec, ())
+        host.rotate(kernel, call, outs, source)
         for got, expected in zip(outs, truth(rope.apply, q, k, positions), strict=True):
             np.testing.assert_array_equal(got, expected)

@@ -39,7 +39,7 @@ MISSING = re.compile(r"__(?:extend|trunc)\w+|__gnu\w+")
 def assembly(dtype, machine):
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
-    key = KernelKey(dtype, interleaved_in=True, interleaved_out=False)
+    key = KernelKey(dtype, interleaved_in=True, interleaved_out=False, pairs=64)
     return kernels.emit_assembly(key, *machine)
 
 
@@ -101,7 +101,7 @@ def test_code_is_freed_once_nobody_holds_its_kernel(monkeypatch):
         return engine
 
     def compile_float32():
-        kernel = kernels.compile_kernel(KernelKey("float32", False, False))
+        kernel = kernels.compile_kernel(KernelKey("float32", False, False, 8))
         return kernel, [engine() is not None for engine in engines]
 
     monkeypatch.setattr(llvm, "create_mcjit_compiler", create_and_watch)
@@ -119,7 +119,7 @@ from rope_xp_backends.cpu.plan import KernelKey
 
 def grow(kernels):
     for _ in range(kernels):
-        kernel = machine.compile_kernel(KernelKey("float32", False, False))
+        kernel = machine.compile_kernel(KernelKey("float32", False, False, 8))
     gc.collect()
     return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * 4
 

@@ -166,7 +166,7 @@ def test_the_first_call_compiles_however_small(nothing_compiled):
     assert rope_xp.explain(small, small).path == "llvm"
     assert not paths.KERNELS._compiled
     RoPE().rotate(small)
-    assert list(paths.KERNELS._compiled) == [KernelKey("float32", True, True)]
+    assert list(paths.KERNELS._compiled) == [KernelKey("float32", True, True, 8)]
 
 
 def test_import_imports_no_compiler(tmp_path):
