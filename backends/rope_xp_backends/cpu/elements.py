@@ -12,7 +12,7 @@ from .language import DOUBLE, FLOAT, I32, MANY, Int, broadcast, fill, shuffle, u
 from .plan import KernelKey
 
 
-class _BFloat16(ir.Type):
+class _BFloat16(ir.Type):  # type: ignore[misc]  # llvmlite has no types
     """LLVM's type, which llvmlite lacks."""
 
     def _to_string(self) -> str:
@@ -106,7 +106,7 @@ def rotate(
     b: Any, halves: list[Any], angles: list[Any], factor: Any, key: KernelKey
 ) -> list[tuple[Any, Any]]:
     """Return pairs rotated, multiplied by a factor if there is one, and rounded."""
-    rotated = []
+    rotated: list[Any] = []
     for (x1, x2), (cos, sin) in zip(halves, angles, strict=True):
         y1 = b.fsub(b.fmul(x1, cos), b.fmul(x2, sin))
         y2 = b.fadd(b.fmul(x2, cos), b.fmul(x1, sin))

@@ -89,8 +89,10 @@ def build_ir(key: KernelKey) -> ir.Module:
     with builder.if_then(scratch.is_("==", 0), likely=False):
         builder.ret(ir.Constant(I64, _NO_MEMORY))
     cos_sin, of_component = (scratch, scratch + size), (scratch + size * 2, scratch + size * 3)
-    looked_up, step = params["use_tables"].is_nonzero(), start.like(key.pairs * key.width)
-    steps = [choose(looked_up, step, params[f"{name}_token"]) for name in "ab"]
+    use_tables, step = params["use_tables"].is_nonzero(), start.like(key.pairs * key.width)
+    copies = params["copies_given"].is_nonzero()
+    in_scratch = builder.or_(use_tables, copies)
+    steps = [choose(in_scratch, step, params[f"{name}_token"]) for name in "ab"]
 
     def count_tokens(row: Int) -> Int:
         return least(most, stop - row, length - row % length)
@@ -98,13 +100,15 @@ def build_ir(key: KernelKey) -> ir.Module:
     with loop(start, stop, count_tokens) as row:
         place = row // length, row % length, count_tokens(row)
         block = Block(key, params, tables, inputs, *place, cos_sin)
-        with builder.if_then(looked_up):
-            _look_up(plan, block, of_component)
         given = [
             address + block.batch * params[f"{name}_batch"] + block.token * params[f"{name}_token"]
             for name, address in zip("ab", inputs, strict=True)
         ]
-        rows = [choose(looked_up, *pair) for pair in zip(cos_sin, given, strict=True)]
+        with builder.if_then(use_tables):
+            _look_up(plan, block, of_component)
+        with builder.if_then(copies):
+            _copy_given(block, given)
+        rows = [choose(in_scratch, *pair) for pair in zip(cos_sin, given, strict=True)]
         for name, x, y, weight in (("q", q, q_out, q_weight), ("k", k, k_out, k_weight)):
             with builder.if_then(params[f"{name}_heads"].is_(">", 0)):
                 operand = plan + 8 * FIELDS.index(f"{name}_{OPERAND_FIELDS[0]}")
@@ -118,6 +122,19 @@ def build_ir(key: KernelKey) -> ir.Module:
 
 
 # --- angles --------------------------------------------------------------------------------------
+
+
+# for (i = 0; i < tokens; i++)
+#     for (n = 0; n < pairs; n++)
+#         cos[i][n] = a[i][n], sin[i][n] = b[i][n];
+def _copy_given(block: Block, given: list[Int]) -> None:
+    """Copy cos and sin whose rows are not contiguous, as columns of tables that hold each twice."""
+    params, key = block.params, block.key
+    for name, first, table in zip("ab", given, block.cos_sin, strict=True):
+        with loop(first.like(0), block.tokens) as i, loop(i.like(0), i.like(key.pairs)) as n:
+            v = Vectors(i.builder, key.double, 1)
+            number = v.load(first + i * params[f"{name}_token"] + n * params[f"{name}_segment"])
+            v.store(number, table + (i * key.pairs + n) * key.width)
 
 
 # for (i = 0; i < segments; i++) {

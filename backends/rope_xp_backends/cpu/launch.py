@@ -60,7 +60,7 @@ def build_kernel_key(
     dtype: str, weight_dtype: str | None, head_dim: int, spec: RotationSpec
 ) -> KernelKey:
     """Return what a kernel is compiled for."""
-    first, pairs = spec.rotary_offset, spec.rotary_dim // 2
+    first, pairs = spec.rotary_offset, int(spec.rotary_dim) // 2  # torch.jit.trace has tensors
     key = KernelKey(dtype, *get_interleaved(spec), pairs)
     if spec.norm is None:
         return key

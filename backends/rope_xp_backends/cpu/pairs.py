@@ -106,10 +106,10 @@ def build_rotation(module: ir.Module, key: KernelKey) -> ir.Function:
                 of_row = angles or load_token(j)
                 _rotate_row(x_row, y_row, of_row, key, weights, factor, stream=stream)
 
-    for stream in list_branches(b, streams):
-        for is_outer in list_branches(b, tokens_first):
-            orders = ("token", "head") if is_outer else ("head", "token")
-            rotate_rows(*orders, stream=stream)
+    for streamed in list_branches(b, streams):
+        for is_first in list_branches(b, tokens_first):
+            order = ("token", "head") if is_first else ("head", "token")
+            rotate_rows(*order, stream=streamed)
     b.ret_void()
     return function
 
@@ -129,17 +129,17 @@ def _rotate_row(
     Stores follow their loads, and memory keeps up. Where pairs move, and a row may be its own
     result, all of it is loaded first.
     """
-    b, of_weights = x.builder, weights.pairs if weights is not None else [None] * len(angles)
-    steps = list(zip(unroll(key.pairs), angles, of_weights, strict=True))
+    b, steps = x.builder, list(enumerate(unroll(key.pairs)))
     moves = key.interleaved_in != key.interleaved_out
     for group in [steps] if moves else [[step] for step in steps]:
-        loaded = [load_pairs(x, n, key.dtype, key, lanes) for (n, lanes), *_ in group]
+        halves = [load_pairs(x, n, key.dtype, key, lanes) for _, (n, lanes) in group]
+        first, last = group[0][0], group[-1][0] + 1
         if weights is not None:
-            pairs = zip(loaded, group, strict=True)
-            loaded = [tuple(map(b.fmul, halves, w)) for halves, (*_, w) in pairs]
-        rotated = rotate(b, loaded, [angle for _, angle, _ in group], factor, key)
-        for ((n, lanes), *_), halves in zip(group, rotated, strict=True):
-            store_pairs(halves, y, n, key, lanes, stream=stream and lanes == MANY)
+            pairs = zip(halves, weights.pairs[first:last], strict=True)
+            halves = [(b.fmul(x1, w1), b.fmul(x2, w2)) for (x1, x2), (w1, w2) in pairs]
+        rotated = rotate(b, halves, angles[first:last], factor, key)
+        for (_, (n, lanes)), rounded in zip(group, rotated, strict=True):
+            store_pairs(rounded, y, n, key, lanes, stream=stream and lanes == MANY)
 
 
 # for (first = 0; first < count; first += ROWS)

@@ -34,7 +34,7 @@ OPERAND_FIELDS = (
 TABLES = ("low", "middle", "high", "frequencies", "component")
 """Addresses of tables, in the order of DigitTables."""
 FIELDS = (
-    *("length", "block", "inverse", "negate_given", "before", "behind"),
+    *("length", "block", "inverse", "negate_given", "copies_given", "before", "behind"),
     *("use_tables", "implicit_positions", "has_fraction", "segments", "needs_select"),
     *("a_skip", "a_batch", "a_token", "a_segment", "b_skip", "b_batch", "b_token", "b_segment"),
     *(f"q_{name}" for name in OPERAND_FIELDS),
@@ -168,6 +168,8 @@ def build_plan(
         "block": min(block, token.length),
         "inverse": spec.inverse,
         "negate_given": spec.inverse and not use_tables,
+        "copies_given": not use_tables
+        and any(a.strides[-1] != max(itemsize, 4) for a in angles.layouts),
         "before": spec.rotary_offset * itemsize,
         "behind": (arrays[0].shape[-1] - spec.rotary_offset - 2 * pairs) * itemsize,
         "use_tables": use_tables,

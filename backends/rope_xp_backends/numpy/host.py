@@ -116,13 +116,13 @@ def get_weights(call: Call) -> Arrays:
 
 
 def get_angle_inputs(source: Angles) -> Arrays:
-    """Return positions and their fractions, or cos and sin, with contiguous rows."""
+    """Return positions and their fractions, or cos and sin."""
     if isinstance(source, CosSin):
-        rows = [_read_plain(x) for x in (source.cos, source.sin)]
-        return tuple([x if is_readable(x) else np.ascontiguousarray(x) for x in rows])
-    inputs = [] if source.whole is None else [source.whole]
-    if source.part is not None:
-        inputs.append(source.part.astype(source.tables.low.dtype, copy=False))
+        inputs = [source.cos, source.sin]
+    else:
+        inputs = [] if source.whole is None else [source.whole]
+        if source.part is not None:
+            inputs.append(source.part.astype(source.tables.low.dtype, copy=False))
     return tuple(map(_read_plain, inputs))
 
 

@@ -48,8 +48,7 @@ class LLVM(Path):
         rows, weights = signature.angle_inputs, signature.weights
         if arrays[0].dtype != arrays[-1].dtype or not all(row.flags.aligned for row in rows):
             return None
-        tables = rows if isinstance(call.angles[0], CosSin) else ()
-        if not all(map(host.is_readable, (*arrays, *results, *weights, *tables))):
+        if not all(map(host.is_readable, (*arrays, *results, *weights))):
             return None
         contiguous = [np.empty(x.shape, x.dtype).strides for x in arrays] == strides
         if not contiguous and [np.empty_like(x).strides for x in arrays] != strides:

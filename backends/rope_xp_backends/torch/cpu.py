@@ -148,8 +148,7 @@ def _cast_angle_inputs(op_args: OpArgs, dtype: torch.dtype) -> Tensors:
     """Return positions and their fractions, or cos and sin, in the dtypes that kernels read."""
     compute_dtype = torch.float64 if dtype == torch.float64 else torch.float32
     if not op_args.is_lookup:
-        rows = [x.to(compute_dtype) for x in (op_args.table, op_args.table_2)]
-        return tuple([x if x.stride(-1) == 1 else x.contiguous() for x in rows])
+        return op_args.table.to(compute_dtype), op_args.table_2.to(compute_dtype)
     if op_args.positions is None:
         return ()
     whole = op_args.positions

@@ -131,8 +131,7 @@ def _specialize(
     arrays, source, angle_inputs = call.arrays, call.angles[0], signature.angle_inputs
     if isinstance(source, RelativeAngles) or arrays[0].dtype != arrays[-1].dtype:
         return None
-    tables = () if isinstance(source, TableLookup) else angle_inputs
-    if any(x.stride(-1) != 1 for x in (*arrays, *results, *signature.weights, *tables)):
+    if any(x.stride(-1) != 1 for x in (*arrays, *results, *signature.weights)):
         return None
     components = isinstance(source, TableLookup) and bool(angle_inputs) and source.components > 0
     if isinstance(source, TableLookup):
