@@ -4,7 +4,8 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-int64_t rotate(int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t);
+int64_t rotate(int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t,
+               int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t);
 void *rope_xp_allocate(int64_t size) { return malloc(size); }
 void rope_xp_free(void *memory) { free(memory); }
 
@@ -17,8 +18,8 @@ static int64_t next(FILE *file) {
 int main(int count, char **names) {
     FILE *file = count == 2 ? fopen(names[1], "rb+") : NULL;
     if (!file) return 2;
-    int64_t a[11];
-    for (int i = 0; i < 11; i++) a[i] = next(file);
+    int64_t a[15];
+    for (int i = 0; i < 15; i++) a[i] = next(file);
     int64_t ranges = next(file);
     for (int64_t i = 0; i < ranges; i++) {
         void *start = (void *)next(file);
@@ -33,7 +34,8 @@ int main(int count, char **names) {
         size_t size = next(file);
         if (fread(start, 1, size, file) != size) return 5;
     }
-    int64_t failed = rotate(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10]);
+    int64_t failed = rotate(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10],
+                            a[11], a[12], a[13], a[14]);
     fseek(file, data, SEEK_SET);
     arrays = next(file);
     for (int64_t i = 0; i < arrays; i++) {

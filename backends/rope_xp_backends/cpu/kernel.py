@@ -28,16 +28,13 @@ from .pairs import build_rotation
 from .plan import FIELDS, OPERAND_FIELDS, TABLES, KernelKey
 
 NAME = "rotate"
+ARGUMENTS = (
+    *("params", "start", "stop", "stream", "tables", "q", "k", "q_out", "k_out", "a", "b"),
+    *("q_weight", "k_weight", "eps", "weight_offset"),
+)
 ALLOCATE, FREE = "rope_xp_allocate", "rope_xp_free"
 """Functions of the process, as malloc and free."""
 _NO_MEMORY = 1
-
-
-def list_arguments(key: KernelKey) -> tuple[str, ...]:
-    """Return the names of a kernel's arguments."""
-    norm = () if key.norm is None else ("q_weight", "k_weight", "eps", "weight_offset")
-    addresses = "q", "k", "q_out", "k_out", "a", "b"
-    return "params", "start", "stop", "stream", "tables", *addresses, *norm
 
 
 class Block(NamedTuple):
@@ -75,11 +72,12 @@ def build_ir(key: KernelKey) -> ir.Module:
     allocate = ir.Function(module, ir.FunctionType(I64, [I64]), ALLOCATE)
     free = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64]), FREE)
     rotate_heads = build_rotation(module, key)
-    function = ir.Function(module, ir.FunctionType(I64, [I64] * len(list_arguments(key))), NAME)
+    function = ir.Function(module, ir.FunctionType(I64, [I64] * len(ARGUMENTS)), NAME)
     builder = ir.IRBuilder(function.append_basic_block())
     arguments = [Int(builder, v) for v in function.args]
-    plan, start, stop, stream, tables, q, k, q_out, k_out, a, b, *norm = arguments
-    q_weight, k_weight, *numbers = norm or (plan,) * 4  # unused
+    plan, start, stop, stream, tables, q, k, q_out, k_out, a, b, q_weight, k_weight, *numbers = (
+        arguments
+    )
     params = load_params(plan)
     inputs = a + params["a_skip"], b + params["b_skip"]
     # Scratch: cos and sin of a block, and those of one component.

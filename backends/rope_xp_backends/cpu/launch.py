@@ -19,6 +19,8 @@ from .threads import run_in_parts
 
 BYTES_A_THREAD = 1 << 21
 """Waking a second thread takes as long as rotating this many bytes."""
+BYTES_TO_RELEASE = 1 << 15
+"""Larger arrays are rotated while other threads run Python. Smaller ones take a microsecond."""
 BYTES_TO_STREAM = 1 << 25
 """Larger results leave the last cache before they are read, and are written past it."""
 MAX_ROW = 1024
@@ -130,7 +132,7 @@ class CpuLaunch:
                 # Parts hold the arrays, whose addresses they have.
                 run = partial(_run_kernel, kernel, params, arguments, (held, tables))
                 run_in_parts(run, plan.rows, threads)
-            elif kernel(params, 0, plan.rows, *arguments):
+            elif kernel(plan.bytes > BYTES_TO_RELEASE, params, 0, plan.rows, *arguments):
                 raise MemoryError(_OUT_OF_MEMORY)
         return True
 
@@ -138,7 +140,7 @@ class CpuLaunch:
 def _run_kernel(
     kernel: Kernel, params: int, arguments: tuple[int, ...], _held: object, start: int, stop: int
 ) -> None:
-    if kernel(params, start, stop, *arguments):
+    if kernel(True, params, start, stop, *arguments):
         raise MemoryError(_OUT_OF_MEMORY)
 
 
@@ -150,10 +152,8 @@ def _lack_memory(plan: CpuPlan, pointers: Sequence[int]) -> bool:
 
 def _overlap(plan: CpuPlan, pointers: Sequence[int]) -> bool:
     """Return whether a result has elements in common with anything else."""
-    for i, j in plan.overlaps:
-        (*_, start, end), (*_, other_start, other_end) = plan.extents[i], plan.extents[j]
+    for i, j, least, most in plan.overlaps:
         distance = pointers[j] - pointers[i]
-        touch = start < distance + other_end and distance + other_start < end
-        if touch and share_elements(plan.extents[i], plan.extents[j], distance):
+        if least < distance < most and share_elements(plan.extents[i], plan.extents[j], distance):
             return True
     return False

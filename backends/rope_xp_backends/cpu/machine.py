@@ -3,15 +3,17 @@
 import ctypes
 import weakref
 from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import llvmlite.binding as llvm
 
-from .kernel import ALLOCATE, FREE, NAME, build_ir, list_arguments
+from . import entry
+from .kernel import ALLOCATE, FREE, NAME, build_ir
 from .plan import KernelKey
 
-_MEMORY = {ALLOCATE: "PyMem_RawMalloc", FREE: "PyMem_RawFree"}
-"""Functions of Python, on every system, without a lock."""
+_PYTHON = {ALLOCATE: "PyMem_RawMalloc", FREE: "PyMem_RawFree", **{n: n for n in entry.PYTHON}}
+"""Functions of Python, on every system. The first two need no lock."""
 _CODE = {"opt": 3, "codemodel": "jitdefault", "jit": True}
 
 _unused: list[Any] = []
@@ -20,22 +22,37 @@ could not use LLVM if another thread was in it at the fork."""
 
 
 def compile_kernel(key: KernelKey) -> Callable[..., int]:
-    """Return a kernel: a function of ``list_arguments`` that runs without Python's lock."""
+    """Return a kernel, a function of integers.
+
+    The first says whether it runs without Python's lock, and the others are ``kernel.ARGUMENTS``.
+    """
     host = _describe_host()
     dtypes = key.dtype, key.norm and key.norm.weight
     if "float16" in dtypes and not _can_convert_float16(host[0], host[2]):
         msg = "this processor is not known to have an instruction that converts float16"
         raise RuntimeError(msg)
-    code = _create_target(*host).emit_object(_parse(key, host[2]))
     _unused.clear()
+    engine = _load(_parse(key, host[2]), host)
+    kernel = partial(_get_invoke(host)[0], engine.get_function_address(NAME))
+    weakref.finalize(kernel, _unused.append, engine).atexit = False
+    return kernel
+
+
+@cache
+def _get_invoke(host: tuple[str, str, str]) -> tuple[Any, ...]:
+    """Return the builtin function that calls kernels, and what must live as long."""
+    engine = _load(_verify(entry.build_ir()), host)
+    return *entry.make_builtin(engine.get_function_address(entry.NAME)), engine
+
+
+def _load(module: Any, host: tuple[str, str, str]) -> Any:
+    """Return the engine that holds the machine code of a module."""
+    code = _create_target(*host).emit_object(module)
     # The engine keeps a target machine. One that has emitted code holds 0.8 MB.
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _create_target(*host))
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
-    kind = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * len(list_arguments(key)))
-    kernel = kind(engine.get_function_address(NAME))
-    weakref.finalize(kernel, _unused.append, engine).atexit = False
-    return kernel
+    return engine
 
 
 def emit_assembly(key: KernelKey, *machine: str) -> str:
@@ -53,8 +70,12 @@ def _parse(key: KernelKey, features: str) -> Any:
     needed = {"+avx512bf16", "+avx512dq"}
     # Older versions of LLVM call a function that no library has.
     rounds = llvm.llvm_version_info[0] >= 20 and needed <= set(features.split(","))
-    key = key._replace(rounds_bfloat16=rounds)
-    module = llvm.parse_assembly(str(build_ir(key)), _create_context())
+    return _verify(build_ir(key._replace(rounds_bfloat16=rounds)))
+
+
+def _verify(code: Any) -> Any:
+    """Return LLVM's module of checked code."""
+    module = llvm.parse_assembly(str(code), _create_context())
     module.verify()
     return module
 
@@ -70,7 +91,7 @@ def _create_target(triple: str, cpu: str, features: str) -> Any:
     """Return a target machine. Each kernel has one, as its engine comes to own it."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    for name, function in _MEMORY.items():
+    for name, function in _PYTHON.items():
         address = ctypes.cast(getattr(ctypes.pythonapi, function), ctypes.c_void_p).value
         llvm.add_symbol(name, address)
     return llvm.Target.from_triple(triple).create_target_machine(cpu, features, **_CODE)

@@ -124,12 +124,13 @@ class CpuPlan:
     """Of all arrays, without results."""
     extents: tuple[Extent, ...]
     """Of arrays, results, weights, then angles, around the addresses that a launch is given."""
-    overlaps: tuple[tuple[int, int], ...]
-    """Which of these must not overlap: a result, and whatever else is read or written."""
+    overlaps: tuple[tuple[int, int, int, int], ...]
+    """Which of these must not overlap: a result, and whatever else is read or written. They may
+    where the distance of the second from the first lies between two numbers."""
     arrange: Callable[[Sequence[int]], tuple[int, ...]]
     """Puts the addresses of these, and a 0 behind them, in the order of a kernel's arguments."""
     norm: tuple[int, ...]
-    """The bits of eps and of the offset of weights; nothing without a norm."""
+    """The bits of eps and of the offset of weights; zeros without a norm."""
 
 
 def build_plan(
@@ -195,21 +196,24 @@ def build_plan(
     extents = *(measure_extent(*layout, itemsize) for layout in layouts), *inputs
     results = range(n, 2 * n)
     others = [*(i for i in range(n) if not operands[i].in_place), *range(2 * n, len(extents))]
-    overlaps = *combinations(results, 2), *product(results, others)
+    overlaps = [
+        (i, j, extents[i].start - extents[j].end, extents[i].end - extents[j].start)
+        for i, j in (*combinations(results, 2), *product(results, others))
+    ]
     return CpuPlan(
         tuple(params),
         addresses,
         rows,
         sum(sizes),
         extents,
-        overlaps,
-        _arrange_arguments(n, len(inputs) - len(angles.layouts), len(angles.layouts), spec),
-        tuple(np.array(spec.norm[:2] if spec.norm else (), np.float64).view(np.int64).tolist()),
+        tuple(overlaps),
+        _arrange_arguments(n, len(inputs) - len(angles.layouts), len(angles.layouts)),
+        tuple(np.array(spec.norm[:2] if spec.norm else (0, 0), np.float64).view(np.int64).tolist()),
     )
 
 
 def _arrange_arguments(
-    operands: int, weights: int, angles: int, spec: RotationSpec
+    operands: int, weights: int, angles: int
 ) -> Callable[[Sequence[int]], tuple[int, ...]]:
     """Return what reorders the addresses of arrays, results, weights, angles, and a last 0."""
     counts, groups, first = (operands, operands, weights, angles), [], 0
@@ -217,7 +221,7 @@ def _arrange_arguments(
         groups.append([*range(first, first + count), -1, -1][:2])
         first += count
     x, y, w, a = groups
-    return itemgetter(*x, *y, *a, *(w if spec.norm else ()))
+    return itemgetter(*x, *y, *a, *w)
 
 
 def split_segments(component: Sequence[int], pairs: int) -> tuple[list[tuple[int, int, int]], bool]:

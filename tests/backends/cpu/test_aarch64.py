@@ -49,13 +49,13 @@ class Emulated:
     def __init__(self, program, arrays):
         self.program, self.arrays = program, arrays
 
-    def __call__(self, params, *arguments):
+    def __call__(self, _, params, *arguments):
         segments = ctypes.c_int64.from_address(params + 8 * FIELDS.index("segments")).value
         chunks = [(params, 8 * (len(FIELDS) + 3 * segments))]
         chunks.append((arguments[3], 8 * len(TABLES)))
         chunks += [(x.ctypes.data, x.nbytes) for x in self.arrays]
         pages = sorted({p for a, n in chunks for p in range(a // PAGE, (a + n - 1) // PAGE + 1)})
-        image = struct.pack("<12q", params, *arguments, len(pages))
+        image = struct.pack("<16q", params, *arguments, len(pages))
         image += b"".join(struct.pack("<2q", page * PAGE, PAGE) for page in pages)
         image += struct.pack("<q", len(chunks))
         offsets = []

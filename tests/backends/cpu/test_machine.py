@@ -3,6 +3,8 @@
 import importlib
 import re
 import sys
+import threading
+import time
 import weakref
 
 import numpy as np
@@ -104,12 +106,42 @@ def test_code_is_freed_once_nobody_holds_its_kernel(monkeypatch):
         kernel = kernels.compile_kernel(KernelKey("float32", False, False, 8))
         return kernel, [engine() is not None for engine in engines]
 
+    compile_float32()  # and what calls kernels, which stays
     monkeypatch.setattr(llvm, "create_mcjit_compiler", create_and_watch)
     held, _ = compile_float32()
     assert compile_float32()[1] == [True, True]
     assert compile_float32()[1] == [True, False, True]
     del held
     assert compile_float32()[1] == [False, False, False, True]
+
+
+def test_kernels_take_integers_alone():
+    kernel = kernels.compile_kernel(KernelKey("float32", False, False, 8))
+    for wrong, error in ((None, TypeError), (1.5, TypeError), (1 << 70, OverflowError)):
+        with pytest.raises(error):
+            kernel(False, 0, 0, 0, *[0] * 11, wrong)
+
+
+def test_other_threads_run_beside_kernels_of_long_arrays(threads):
+    """Python's lock is released; calls of a token, of a microsecond, hold it."""
+    threads("1")
+    x, ticks, done = np.ones((1, 4096, 32, 128), np.float32), [], threading.Event()
+
+    def tick():
+        while not done.wait(1e-4):
+            ticks.append(time.perf_counter())
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    during = 0
+    for _ in range(20):
+        start = time.perf_counter()
+        RoPE().rotate(x, out=x)
+        end = time.perf_counter()
+        during += sum(start < t < end for t in ticks)
+    done.set()
+    thread.join()
+    assert during >= 10
 
 
 COMPILE = """
