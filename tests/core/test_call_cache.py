@@ -301,3 +301,16 @@ def test_memory_of_inference_is_written_there_alone(warm: Any) -> None:
             rotate(x, out=x)
     with pytest.raises(RopeError, match="inference_mode"):
         rotate(x, out=x)
+
+
+def test_slices_of_a_projection_are_cached_in_place(
+    put: Put, cached: Callable[[Callable[[], Any]], Any], rng: Generator
+) -> None:
+    fused = put(sample(rng, 1, 5, 3, 4, 8))
+    q, k = fused[:, :, 0], fused[:, :, 1]
+    expected = [np.array(np.asarray(x)) for x in HALF.apply(q, k)]
+    for _ in range(2):
+        expected = HALF.apply(*expected)
+    q, k = cached(lambda: HALF.apply(q, k, out=(q, k)))
+    for got, e in zip((q, k), expected, strict=True):
+        np.testing.assert_array_equal(np.asarray(got), e)

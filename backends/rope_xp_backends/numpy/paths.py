@@ -51,7 +51,8 @@ class LLVM(Path):
         if not all(map(host.is_readable, (*arrays, *results, *weights))):
             return None
         contiguous = [np.empty(x.shape, x.dtype).strides for x in arrays] == strides
-        if not contiguous and [np.empty_like(x).strides for x in arrays] != strides:
+        allocates = contiguous or [np.empty_like(x).strides for x in arrays] == strides
+        if call.out is None and not allocates:
             return None
         kernel, source = KERNELS.get(get_kernel_keys(call)[0]), call.angles[0]
         run = host.plan_launch(kernel, arrays, results, weights, rows, source, call.spec)  # type: ignore[arg-type]  # of no other kind
