@@ -1,13 +1,14 @@
 """The glue of torch: signatures of eager calls, tensors, their memory, in-place writes."""
 
 from collections.abc import Hashable
+from ctypes import c_int64
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
 from rope_xp._arguments.positions import read_rows
-from rope_xp._core.call import LIMIT, UNKNOWN, PositionRange
+from rope_xp._core.call import LIMIT, UNKNOWN, PositionRange, get_position_range
 from rope_xp._core.dtypes import FLOATS, INTEGERS
 from rope_xp._core.library import DigitTables, TableKey
 from rope_xp._core.memory import ACCESS, Memory
@@ -28,8 +29,13 @@ def is_plain(x: torch.Tensor) -> bool:
 
 
 def _read_host(positions: torch.Tensor) -> np.ndarray | None:
-    """Return a plain tensor in CPU memory as a numpy array, None where autograd records it."""
+    """Return a plain tensor on a CPU as a numpy array.
+
+    None where autograd records it, and of a functional tensor, which looks plain and has no memory.
+    """
     if positions.requires_grad and torch.is_grad_enabled():
+        return None
+    if positions.numel() and not positions.data_ptr():
         return None
     if positions.dtype is torch.bfloat16:
         positions = positions.float()
@@ -48,7 +54,7 @@ class Torch(Backend):
             return None
         key, x = _describe_operands(operands, writes), operands[0]
         if tables is None:
-            angles = _read_positions(positions, x)
+            angles = _read_positions(positions, operands)
         else:
             angles = (tables, None) if _can_read_tables(tables, x) else None
         if key is None or angles is None:
@@ -218,22 +224,36 @@ def _can_read_tables(tables: Tensors, x: torch.Tensor) -> bool:
     return True
 
 
-def _read_positions(positions: Any, x: torch.Tensor) -> tuple[Tensors, PositionRange | None] | None:
+def _read_position(position: torch.Tensor) -> tuple[Tensors, PositionRange] | None:
+    """Return one position and its range, in a third of the time that numpy takes."""
+    pointer = position.data_ptr()
+    number = c_int64.from_address(pointer).value if pointer else LIMIT
+    inside = -LIMIT < number < LIMIT
+    return ((position,), get_position_range(number, number)) if inside else None
+
+
+def _read_positions(
+    positions: Any, operands: Tensors
+) -> tuple[Tensors, PositionRange | None] | None:
     """Return angle inputs, copied where autograd may save those of a CPU, and their range."""
     if positions is None:
         return (), None
+    x, recorded = operands[0], torch.is_grad_enabled() and any(x.requires_grad for x in operands)
     on_cpu, host = x.device.type == "cpu", positions
     if type(positions) is torch.Tensor:
-        if positions.device != x.device or not is_plain(positions):
+        readable = on_cpu or positions.dtype in _INTEGERS
+        if positions.device != x.device or not is_plain(positions) or not readable:
             return None
         if not on_cpu:
-            return ((positions,), UNKNOWN) if positions.dtype in _INTEGERS else None
+            return (positions,), UNKNOWN
+        if positions.dtype is torch.int64 and positions.shape == (1,) and not recorded:
+            return _read_position(positions)
         host = _read_host(positions)
     # Host positions of a call on another device are copied there by the slow path.
     rows = read_rows(host, np.int64, x.dtype is torch.float64) if on_cpu else None
     if rows is None:
         return None
     angle_inputs, position_range = rows
-    if angle_inputs[0] is host and host is not positions and not torch.is_grad_enabled():
-        return (positions,), position_range
-    return tuple([torch.from_numpy(row.copy()) for row in angle_inputs]), position_range
+    is_same = angle_inputs[0] is host and host is not positions and not recorded
+    copies = [torch.from_numpy(row.copy()) for row in angle_inputs if not is_same]
+    return tuple(copies) or (positions,), position_range

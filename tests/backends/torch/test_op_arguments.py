@@ -84,3 +84,11 @@ def test_functional_tensors_after_plain_ones_of_their_layout():
     RoPE().rotate(functional, out=functional)
     torch._sync(functional)
     same(torch._from_functional_tensor(functional), y)
+
+
+@pytest.mark.parametrize("positions", [[5], [5.5], [5, 6, 7]])
+def test_functional_positions_are_read_by_operations_alone(positions):
+    x = torch.randn(1, len(positions), 2, 8)
+    expected = [RoPE().rotate(x, torch.tensor(positions)) for _ in range(3)][-1]
+    functional = torch._to_functional_tensor(torch.tensor(positions))
+    same(torch._from_functional_tensor(RoPE().rotate(x, functional)), expected)
