@@ -3,9 +3,12 @@
 tests/benchmarks/test_benchmarks.py sees to it that each of them rotates as rope_xp does.
 """
 
+import functools
 import importlib
 import importlib.util
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -89,6 +92,41 @@ def onnxruntime(case: Case) -> Action:
     return lambda: tuple(session.run(None, {"x": x, **tables})[0] for x in arrays)
 
 
+def engine(case: Case) -> Action:
+    """Return an operator in C++ as engines write them: in place, cos and sin from a cache."""
+    torch, (target, q, k, positions) = _torch(case), case
+    if target.name != "torch:cpu":
+        msg = f"{target.name}: the operator is for CPUs"
+        raise Absent(msg)
+    rotate, own = _build_engine(), (target.copy(q), target.copy(k))
+    rows = positions.long()
+    cache = torch.zeros(int(rows.max()) + 1, HEAD_DIM)
+    cache[rows] = torch.cat([torch.from_numpy(x) for x in _tables(case)], -1)
+
+    def call() -> tuple[Array, ...]:
+        rotate(*own, rows, cache, False)
+        return own
+
+    return call
+
+
+@functools.cache
+def _build_engine() -> Any:
+    """Return the operator, compiled for this processor."""
+    _module("ninja")
+    if shutil.which("c++") is None:
+        msg = "there is no compiler for C++"
+        raise Absent(msg)
+    torch = importlib.import_module("torch")
+    importlib.import_module("torch.utils.cpp_extension").load(
+        "rope_xp_engine",
+        [str(Path(__file__).with_name("engine.cpp"))],
+        extra_cflags=["-O3", "-march=native"],
+        is_python_module=False,
+    )
+    return torch.ops.rope_xp_engine.rope.default
+
+
 RIVALS: dict[str, Callable[[Case], Action]] = {
     "usual": usual,
     "torch_compile": torch_compile,
@@ -96,6 +134,7 @@ RIVALS: dict[str, Callable[[Case], Action]] = {
     "rotary_embedding_torch": rotary_embedding_torch,
     "torch_onnx": torch_onnx,
     "onnxruntime": onnxruntime,
+    "engine": engine,
 }
 """By name. Each makes ready what rotates q and k of a case, or raises Absent.
 

@@ -49,6 +49,24 @@ class OnnxRuntime(_Prefill):
     params = (["numpy:cpu"], ["float32"])
 
 
+class Engine:
+    """In place, beside an operator in C++ as engines write them, which reads cos and sin."""
+
+    version = "1"
+    params = (["torch:cpu"], common.DTYPES, [1, 128, 512, common.TOKENS])
+    param_names = ("target", "dtype", "tokens")
+    timeout = 300
+
+    def setup(self, target: str, dtype: str, tokens: int) -> None:
+        with common.skipping():
+            self.target, *self.calls = contenders.pair(
+                target, "half", dtype, "in place", "engine", tokens
+            )
+
+    def track_time_over(self, target: str, dtype: str, tokens: int) -> float:
+        return common.over(*clock.best_seconds(self.target, common.REPEAT, *self.calls))
+
+
 class _Decode:
     """One token at position 5000: the time that the host spends."""
 
