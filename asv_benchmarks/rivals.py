@@ -50,7 +50,7 @@ class OnnxRuntime(_Prefill):
 
 
 class Engine:
-    """In place, beside an operator in C++ as engines write them, which reads cos and sin."""
+    """In place, compared with an operator in C++ as engines write them, given cos and sin."""
 
     version = "1"
     params = (["torch:cpu"], common.DTYPES, [1, 128, 512, common.TOKENS])
