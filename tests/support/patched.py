@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from rope_xp._dispatch import call_cache
-from rope_xp._dispatch.call_cache import CallSignature
 from rope_xp.integrations import _recognition, _replacements
 from rope_xp.integrations._formats import Format
 
@@ -45,9 +44,9 @@ def count_rotations(monkeypatch: pytest.MonkeyPatch) -> list[None]:
         count(xs)
         return rotate(rotation, xs, *rest)
 
-    def run_and_count(signature: CallSignature, *rest: Any) -> Any:
-        results = run(signature, *rest)
-        count(signature.arrays)
+    def run_and_count(key: Any, xs: Sequence[torch.Tensor], *rest: Any) -> Any:
+        results = run(key, xs, *rest)
+        count(xs)
         return results
 
     monkeypatch.setattr(_recognition, "rotate", rotate_and_count)

@@ -50,7 +50,7 @@ class Torch(Backend):
     def describe_call(
         self, operands: Tensors, positions: Any, tables: Any, *, writes: bool
     ) -> tuple[Hashable, Tensors] | None:
-        if torch.compiler.is_compiling() or private.is_observed():
+        if private.is_observed():
             return None
         key, x = _describe_operands(operands, writes), operands[0]
         if tables is None:
@@ -75,8 +75,7 @@ class Torch(Backend):
             key.append(private.current_stream(device))
         return tuple(key), angle_inputs
 
-    def is_compiling(self) -> bool:
-        return torch.compiler.is_compiling()
+    is_compiling = staticmethod(torch.compiler.is_compiling)  # type: ignore[assignment]  # as fast
 
     def asarray_in_trace(self, host: object, device: torch.device) -> torch.Tensor:
         """Dynamo takes numpy arrays for tensors, whose dtype numpy code cannot read."""
