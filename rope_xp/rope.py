@@ -133,14 +133,14 @@ class RoPE(RopeFields):
             options = {"positions": positions, "k_positions": k_positions, "norm": norm}
             return rotate_into_slots(q, k, slots, axes, out, self.apply, **options)
         if k_positions is not None:
-            return choose.run(parse.apply(self, q, k, positions, axes, k_positions, out, norm))  # type: ignore[return-value]  # same kinds as q and k
-        arrays = q, k
-        results = recall(self, arrays, positions, axes, out, False, norm)
-        if results is None:
-            options = arrays, positions, axes, out, False, norm
-            arguments = q, k, positions, axes, None, out, norm
-            results = call_cache.run(self, *options, parse.apply, self, *arguments)
-        return results  # type: ignore[return-value]  # same kinds as q and k
+            results = choose.run(parse.apply(self, q, k, positions, axes, k_positions, out, norm))
+        else:
+            call = self, (q, k), positions, axes, out, False, norm
+            cached = recall(*call)
+            arguments = self, q, k, positions, axes, None, out, norm
+            results = cached or call_cache.run(*call, parse.apply, *arguments)
+        rotated_q, rotated_k = results
+        return rotated_q, rotated_k
 
     def rotate(
         self,
@@ -215,11 +215,11 @@ class RoPE(RopeFields):
         norm: tuple[ArrayT, float] | QKNorm | None = None,
     ) -> ArrayT:
         norm, outs = read_norm(norm), None if out is None else (out,)
-        options = self, (x,), positions, axes, outs, inverse, norm
-        results = recall(*options)
+        call = self, (x,), positions, axes, outs, inverse, norm
+        results = recall(*call)
         if results is None:
             arguments = self, x, positions, axes, out, inverse, norm
-            results = call_cache.run(*options, parse.rotate, *arguments)
+            results = call_cache.run(*call, parse.rotate, *arguments)
         return results[0]  # type: ignore[no-any-return]  # same kind as x
 
     def rerotate(

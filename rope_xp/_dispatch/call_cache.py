@@ -33,7 +33,7 @@ Arrays: TypeAlias = tuple[Array, ...]
 class CallSignature(NamedTuple):
     """The signature of a call, and its arrays."""
 
-    key: tuple[Hashable, CallContext, Hashable]
+    key: Any
     """All that a cached call depends on: rope, context, and what the library says of arrays."""
     arrays: Arrays
     weights: Arrays
@@ -131,9 +131,9 @@ def run(
         try:
             cached = CALLS.get(signature.key)
         except TypeError:  # an unhashable argument, for which the slow path raises
-            signature = cached = None
-        if cached is not None:
-            results = cached(signature)
+            cached = signature = None
+        if cached is not None and signature is not None:
+            results: Arrays | None = cached(signature)
             if results is not None:
                 _remember(signature, angles, cached)
                 return results
@@ -153,7 +153,8 @@ def _remember(signature: CallSignature, angles: Any, cached: CachedCall) -> None
         given = angles if type(angles) is GivenTables else () if angles is None else (angles,)
         launch = recognize(signature, given)
         if launch is not None:
-            remember(*signature.key[:2], launch, cached.tables)
+            rope, context, _ = signature.key
+            remember(rope, context, launch, cached.tables)
 
 
 def specialize(

@@ -98,10 +98,9 @@ def build_replacement(
                 # are. Only torch's library knows that.
                 tables = GivenTables(*arguments[n : n + 2])
                 options = cached_key, xs, tables, None, None, False, norm
-                results = recall(*options)
-                if results is None:
-                    operands = rotation, norm, arguments, named
-                    results = call_cache.run(*options, _parse, *operands)
+                cached = recall(*options)
+                call = rotation, norm, arguments, named
+                results = cached or call_cache.run(*options, _parse, *call)
         except _UnusualCallError:
             arguments = _norms.normalize(inputs)
             return _cast_like(rotation, function(*arguments, **named), arguments, named)

@@ -138,6 +138,8 @@ class CpuPlan:
     """Batch times tokens of a kernel call."""
     bytes: int
     """Of all arrays, without results."""
+    elements: int
+    """Of the same."""
     is_short: bool
     """Whether one kernel call rotates all, and takes less time than to let other threads run."""
     extents: tuple[Extent, ...]
@@ -225,6 +227,7 @@ def build_plan(
         addresses,
         rows,
         sum(sizes),
+        sum(sizes) // itemsize,
         sum(sizes) <= BYTES_TO_RELEASE and len(params) == 1,
         extents,
         tuple(overlaps),

@@ -30,7 +30,7 @@ _ARRAY = np.ndarray
 
 
 def _find_pointer(x: np.ndarray) -> int:
-    return x.ctypes.data  # type: ignore[no-any-return]  # an address
+    return x.ctypes.data
 
 
 @cache

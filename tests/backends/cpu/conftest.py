@@ -34,7 +34,7 @@ def any_path(request, monkeypatch):
 @pytest.fixture
 def threads(monkeypatch):
     """Set the number of threads, and have small arrays keep them all busy."""
-    monkeypatch.setattr(launch, "BYTES_A_THREAD", 1)
+    monkeypatch.setattr(launch, "ELEMENTS_A_THREAD", 1)
     monkeypatch.setattr(paths, "CHUNK_BYTES", 1 << 10)
 
     def use(number):

@@ -46,7 +46,7 @@ from rope_xp._core import forks
 from rope_xp_backends.cpu import launch, threads
 from rope_xp_backends.numpy import paths
 
-launch.BYTES_A_THREAD, paths.CHUNK_BYTES = 1, 1 << 10
+launch.ELEMENTS_A_THREAD, paths.CHUNK_BYTES = 1, 1 << 10
 # Python 3.12 warns of every fork beside threads, which is what is tested here.
 warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)
 
