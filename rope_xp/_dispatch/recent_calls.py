@@ -13,7 +13,8 @@ from typing import Any, NamedTuple, TypeAlias
 from rope_xp._core.caches import BoundedCache
 from rope_xp._core.library import DigitTables
 from rope_xp._core.typing import Array
-from rope_xp._dispatch import choose, find
+from rope_xp._dispatch.choose import choice
+from rope_xp._dispatch.find import by_type, find_backend
 from rope_xp._dispatch.norm import QKNorm, describe_norm
 
 Arrays: TypeAlias = tuple[Array, ...]
@@ -46,7 +47,7 @@ def describe_context(
 
     It says of each result whether it is the array itself.
     """
-    backend = find.by_type.get(type(arrays[0])) or find.find_backend(arrays[0])
+    backend = by_type.get(type(arrays[0])) or find_backend(arrays[0])
     if backend is None or backend.is_compiling():  # a compiler would guard on what caches hold
         return None
     in_place, weights, described_norm = None, (), None
@@ -58,8 +59,7 @@ def describe_context(
         if type(norm) is not QKNorm:
             return None
         described_norm, weights = describe_norm(norm, len(arrays))
-    path = choose.choice.name
-    return (axes, inverse, path, len(arrays), in_place, described_norm), weights
+    return (axes, inverse, choice.name, len(arrays), in_place, described_norm), weights
 
 
 def recall(
@@ -76,10 +76,8 @@ def recall(
     if described is None:
         return None
     context, inputs = described
-    if type(angles) is GivenTables:
-        inputs += angles
-    elif angles is not None:
-        inputs = *inputs, angles
+    if angles is not None:
+        inputs += angles if type(angles) is GivenTables else (angles,)
     try:
         recent = RECENT.get(rope)
     except TypeError:  # an unhashable option, for which the slow path raises

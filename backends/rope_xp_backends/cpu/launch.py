@@ -24,8 +24,8 @@ MAX_ROW = 1024
 """Components of a row, of which all are in one block of code."""
 
 Kernel: TypeAlias = Callable[..., int]
-Locate: TypeAlias = Callable[[Sequence[Any]], list[int]]
-"""Returns the addresses of the elements of arrays of a library."""
+Locate: TypeAlias = Callable[[Any], int]
+"""Returns the address of the elements of an array of a library."""
 
 
 def _load_compiler() -> Callable[[KernelKey], Kernel]:
@@ -77,8 +77,7 @@ def decline_rows(call: Call) -> str | None:
 
 def locate_tables(tables: DigitTables, locate: Locate) -> Any:
     """Return the addresses of tables as a C array, which kernels read."""
-    located = iter(locate([table for table in tables if table is not None]))
-    addresses = [0 if table is None else next(located) for table in tables]
+    addresses = [0 if table is None else locate(table) for table in tables]
     pointers = (c_int64 * len(addresses))(*addresses)
     object.__setattr__(tables, "pointers", pointers)  # the same whoever sets it
     return pointers
@@ -103,7 +102,7 @@ class CpuLaunch:
         result overlaps anything else that is read or written. ``mode`` is CHECK where positions
         have not been checked.
         """
-        kernel, plan, pointers = self.kernel(), self.plan, self.locate(held)
+        kernel, plan, pointers = self.kernel(), self.plan, [*map(self.locate, held)]
         if kernel is None or (0 in pointers and _lack_memory(plan, pointers)):
             return False
         if not are_apart:

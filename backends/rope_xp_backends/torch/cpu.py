@@ -1,7 +1,7 @@
 """torch's operator on CPUs: from tensors to LLVM kernels on the tensors' own memory."""
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from operator import is_
 from typing import Any, NamedTuple
@@ -173,7 +173,7 @@ def _plan_launch(out: Tensors, arrays: Tensors, op_args: OpArgs, norm: OpNorm | 
         raise PathUnavailable(f"its kernels rotate at most {MAX_ROW} components")
     angles = pairs, op_args.is_lookup, components
     key, plan = plan_layouts(layouts, in_place, *angles, op_args[N_TENSORS:], norm and norm.spec)
-    return CpuLaunch(weakref.ref(KERNELS.get(key)), plan, _locate, limit_threads)
+    return CpuLaunch(weakref.ref(KERNELS.get(key)), plan, torch.Tensor.data_ptr, limit_threads)
 
 
 @cached(512)
@@ -202,10 +202,6 @@ def plan_layouts(
     first, weight_dtype = arrays[0], NAMES[weights[0].dtype] if weights else None
     plan = build_plan(operands, angles, spec, first.dtype.itemsize, inputs)
     return build_kernel_key(NAMES[first.dtype], weight_dtype, first.shape[-1], spec), plan
-
-
-def _locate(tensors: Sequence[torch.Tensor]) -> list[int]:
-    return [*map(torch.Tensor.data_ptr, tensors)]
 
 
 def _cast_angle_inputs(op_args: OpArgs, dtype: torch.dtype) -> Tensors:

@@ -22,6 +22,7 @@ def _resolve(name: str, module: str = "torch") -> Any:
         return None
 
 
+_forward_mode: Any = torch.autograd.forward_ad
 _transforms_active: Callable[[], bool] | None = _resolve("_C._are_functorch_transforms_active")
 _transforms: Callable[[], list[Any] | None] | None = _resolve("_C._functorch.get_interpreter_stack")
 _transform_type: Callable[[Any], Any] | None = _resolve("_C._functorch.CInterpreter.key")
@@ -52,8 +53,9 @@ def _increment_each(xs: Iterable[torch.Tensor]) -> None:
 
 _tensor_type = str(torch.autograd.graph.increment_version.__annotations__.get("tensor"))
 increment_versions: Callable[[Iterable[torch.Tensor]], None] = _increment_each
+"""Bump version counters after an in-place write, so that autograd notices it."""
 if "Iterable" in _tensor_type:  # older versions take one tensor
-    increment_versions = torch.autograd.graph.increment_version
+    increment_versions = _resolve("_C._increment_version") or torch.autograd.graph.increment_version
 _raw_stream: Callable[[int], int] | None = _resolve("_C._cuda_getCurrentRawStream")
 """None in builds for CPUs."""
 
@@ -65,7 +67,7 @@ def are_transforms_active() -> bool:
 
 def is_forward_mode() -> bool:
     """Return whether derivatives in forward mode are followed, or may be."""
-    level: int = getattr(torch.autograd.forward_ad, "_current_level", 0)
+    level: int = getattr(_forward_mode, "_current_level", 0)
     return level >= 0
 
 
@@ -114,7 +116,7 @@ def is_observed() -> bool:
         or _dispatch_modes()
         or _tracing_state() is not None
         or _is_profiled()
-        or is_forward_mode()
+        or getattr(_forward_mode, "_current_level", 0) >= 0
     )
 
 
