@@ -7,7 +7,6 @@ time, which for one token is most of a call.
 
 import weakref
 from collections.abc import Callable, Hashable
-from operator import is_
 from typing import Any, NamedTuple, TypeAlias
 
 from rope_xp._core.caches import BoundedCache
@@ -54,7 +53,7 @@ def describe_context(
     if out is not None:
         if type(out) is not tuple or len(out) != len(arrays):
             return None
-        in_place = tuple(map(is_, arrays, out))
+        in_place = arrays[0] is out[0], arrays[-1] is out[-1]
     if norm is not None:
         if type(norm) is not QKNorm:
             return None
