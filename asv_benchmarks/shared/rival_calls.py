@@ -178,7 +178,8 @@ def onnxruntime(at: Setting) -> Function:
     graph = onnx.make_graph([node], "rotate", values[:3], values[3:])
     model = onnx.make_model(graph, opset_imports=[onnx.make_opsetid("", 23)], ir_version=10)
     options = load("onnxruntime", "SessionOptions")()
-    options.intra_op_num_threads = len(os.sched_getaffinity(0))
+    if hasattr(os, "sched_getaffinity"):  # as many as this process may use, on Linux
+        options.intra_op_num_threads = len(os.sched_getaffinity(0))
     session = runtime(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     given = dict(zip(names[1:], tables(at), strict=True))
     first = [np.ascontiguousarray(x.swapaxes(1, 2)) for x in at.arrays]
