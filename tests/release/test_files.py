@@ -22,6 +22,26 @@ def test_citation() -> None:
     assert "arXiv:2104.09864" in str(citation["references"])
 
 
+def test_the_conda_recipe_installs_what_the_wheel_requires() -> None:
+    recipe = yaml.safe_load((ROOT / "conda" / "recipe.yaml").read_text())
+    assert recipe["context"]["version"] == rope_xp.__version__
+    python, *others = recipe["requirements"]["run"]
+    assert python == f"python {PROJECT['requires-python']}"
+    required = [re.split(r"[; ]", one)[0] for one in PROJECT["dependencies"]]
+    assert [one.replace(" ", "") for one in others] == required
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    assert {one.replace(" ", "") for one in recipe["requirements"]["host"]} >= set(build)
+
+
+def test_what_builds_a_release_has_hashes() -> None:
+    """pip and uv refuse a file in which one is missing."""
+    lines = (ROOT / "constraints" / "release.txt").read_text()
+    uv = (ROOT / "constraints" / "uv.txt").read_text().partition("\n")[2]
+    assert uv.startswith("uv==")
+    assert uv in lines
+    assert "--require-hashes -r constraints/release.txt" in (ROOT / ".ci" / "release").read_text()
+
+
 def test_the_repository_has_one_address() -> None:
     named = re.findall(r"https://[^/]+/[\w.-]+/[\w.-]+", (ROOT / "pyproject.toml").read_text())
     assert named == [PROJECT["urls"]["Homepage"]] * 7

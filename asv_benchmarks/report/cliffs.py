@@ -1,6 +1,6 @@
 """Cases that are less than half as fast as their neighbour, byte for byte.
 
-    taskset -c 0 python -m asv_benchmarks.cliffs
+    taskset -c 0 python -m asv_benchmarks.report.cliffs
 
 prints every case for numpy and torch, and names the cliffs. A case and its neighbour rotate as many
 bytes, in nine turns, on one core: threads that start and stop would hide a cliff.
@@ -15,13 +15,12 @@ from dataclasses import dataclass
 import numpy as np
 
 import rope_xp
+from asv_benchmarks.shared import common
 from rope_xp._bench import clock, inputs
 from rope_xp._bench.clock import Spread
 from rope_xp._bench.inputs import Absent
 from rope_xp._bench.targets import Target
 from rope_xp._core.typing import Array, Namespace
-
-from . import common
 
 ELEMENTS = 1 << 12 if common.QUICK else 1 << 20
 LIBRARIES = ("numpy:cpu", "torch:cpu")

@@ -1,5 +1,5 @@
 // Rotary embedding as engines write it by hand: in place, cos and sin of each position from a cache
-// (positions, 2, pairs), one loop a row. See asv_benchmarks/rival_calls.py.
+// (positions, 2, pairs), one loop a row. See rival_calls.py.
 #include <torch/extension.h>
 
 #ifdef __AVX512BF16__

@@ -1,8 +1,8 @@
 """Replay commits on this machine, in the environment that runs this: without network, or on a GPU.
 
-    python -m asv_benchmarks.history main~10..main
-    python -m asv_benchmarks.history 6906c1c 0de7a1b main --bench 'apply|rivals'
-    python -m asv_benchmarks.history --landmarks --machine=NAME --keep
+    python -m asv_benchmarks.report.history main~10..main
+    python -m asv_benchmarks.report.history 6906c1c 0de7a1b main --bench 'apply|rivals'
+    python -m asv_benchmarks.report.history --landmarks --machine=NAME --keep
 
 asv itself builds an environment for every commit, which takes a network. This one gives the
 benchmarks of this tree the library of each commit from a folder of its own, oldest commit first,
@@ -20,7 +20,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 KEPT = ROOT / "docs" / "benchmarks"
 SOURCES = ("rope_xp", "backends")
 # A few minutes a commit on two cores: ratios, which mean something on other machines too, and

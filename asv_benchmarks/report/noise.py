@@ -1,6 +1,6 @@
 """Print how far the figures of one commit lie apart over several runs, as in docs/benchmarks.md.
 
-    python -m asv_benchmarks.noise --runs 10 --bench 'apply|rivals'
+    python -m asv_benchmarks.report.noise --runs 10 --bench 'apply|rivals'
 
 Each run is one of asv, with a process for every combination. What differs is noise: a threshold for
 a change has to lie above it.

@@ -1,6 +1,6 @@
 """Write the results of ``asv run`` as one page, which needs no network and no server.
 
-    python -m asv_benchmarks.results_page [--results .asv/results] [--page .asv/results.html]
+    python -m asv_benchmarks.report.results_page [--results .asv/results] [--page .asv/results.html]
 
 The page of ``asv publish`` takes its scripts from a network. This one has no scripts: a table for
 each benchmark, with a drawing for each combination of parameters. Point at a mark for its commit.
@@ -17,7 +17,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 Runs = list[dict[str, Any]]
 WIDTH, HEIGHT, EDGE = 240, 40, 5
 """Pixels of a drawing, and of the edge around its marks."""

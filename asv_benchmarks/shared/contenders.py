@@ -13,7 +13,7 @@ from rope_xp._core.typing import Array, Layout
 
 from .common import TOKENS
 from .paths import use_path
-from .rival_calls import RIVALS
+from .rival_calls import RIVALS, Arrays, Function, action
 
 _HAVE_KERNELS = ("numpy:cpu", "torch:cpu")
 
@@ -84,19 +84,26 @@ def _into_memory(inputs: Case, rope: rope_xp.RoPE) -> dict[str, Action]:
     sliced = cache(lambda: xp.stack([q, q, q], axis=2)[:, :, 0])
     turned = tuple(xp.permute_dims(x, (0, 2, 1, 3)) for x in (q, k))
 
-    def copy_into() -> tuple[Array, ...]:
-        for to, x in zip(out(), (q, k), strict=True):
-            target.backend.write(to, x)
-        return out()
-
     return {
         "out": lambda: rope.apply(q, k, positions, out=out()),
         "in place": lambda: rope.apply(*own(), positions, out=own()),
-        "copy into": copy_into,
+        "copy into": copy_into(target, (q, k)),
         "bhsd": lambda: rope.apply(turned[0], turned[1], positions, axes="bhsd"),
         "slice": lambda: (rope.rotate(alone(), positions, out=alone()),),
         "slice of fused": lambda: (rope.rotate(sliced(), positions, out=sliced()),),
     }
+
+
+def copy_into(target: Target, arrays: Arrays) -> Action:
+    """Return a copy of arrays into memory that is taken by the first call."""
+    out = cache(lambda: tuple(map(target.copy, arrays)))
+
+    def copy() -> Arrays:
+        for to, x in zip(out(), arrays, strict=True):
+            target.backend.write(to, x)
+        return out()
+
+    return copy
 
 
 def pair(
@@ -118,8 +125,29 @@ def pair(
     """
     target, actions = contenders(name, layout, dtype, tokens, start, heads)
     if other in RIVALS:
-        return target, actions[ours], RIVALS[other](case(name, tokens, start, dtype, heads))
+        return target, actions[ours], action(other, case(name, tokens, start, dtype, heads), layout)
     if not {ours, other} <= set(actions):
         msg = f"{name} cannot do {ours!r} or {other!r}"
         raise Absent(msg)
     return target, actions[ours], actions[other]
+
+
+def forward_and_backward(
+    target: Target, function: Function, arrays: Arrays, positions: Array
+) -> Action | None:
+    """Return a call forward and its gradient in the arrays, None where a library has none."""
+    if target.library == "torch":
+        torch = importlib.import_module("torch")
+        own = tuple(x.detach().clone().requires_grad_() for x in arrays)
+        given = tuple(map(target.copy, arrays))  # Liger writes over gradients too
+        return lambda: torch.autograd.grad(function(own, positions), own, given)
+    if target.library != "jax":
+        return None
+    jax = importlib.import_module("jax")
+
+    @jax.jit
+    def both(arrays: Arrays, positions: Array) -> Arrays:
+        results, pull = jax.vjp(lambda arrays: function(arrays, positions), arrays)
+        return (*results, *pull(arrays)[0])
+
+    return lambda: both(arrays, positions)

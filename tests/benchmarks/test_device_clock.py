@@ -1,8 +1,10 @@
 """The clocks of the report on GPUs, on devices that are made up: a queue, and what is in it."""
 
+from types import SimpleNamespace
+
 import pytest
 
-from asv_benchmarks import gpu_clock
+from asv_benchmarks.shared import device_clock
 from rope_xp._bench import targets
 
 READ = 0.25e-3
@@ -23,18 +25,13 @@ class Queue:
         self.reads += 1
         self.work(READ)
 
-    def mark(self):
-        return max(self.free, self.now)
-
     def wait(self, *_):
         self.now = max(self.now, self.free)
 
-    def device(self):
-        def between(start, stop):
-            self.wait()
-            return stop - start
-
-        return gpu_clock.Device(self.read, self.mark, lambda event: event <= self.now, between)
+    def event(self):
+        found = SimpleNamespace(synchronize=self.wait)
+        found.record = lambda: setattr(found, "at", max(self.free, self.now))
+        return found
 
     def call(self, host, device):
         """A call that keeps the host busy for a while, and then hands work to the device."""
@@ -48,10 +45,14 @@ class Queue:
 
 
 def clocks(queue):
-    return {
-        "events": gpu_clock.by_events(queue.device()),
-        "host": gpu_clock.behind_reads(queue.read, queue.wait, lambda: queue.now),
-    }
+    events = device_clock.by_events(
+        queue.read,
+        queue.event,
+        lambda event: event.at <= queue.now,
+        lambda start, stop: (stop.at - start.at) * 1e3,
+    )
+    host = device_clock.by_host(queue.read, queue.wait, lambda: queue.now)
+    return {"events": device_clock.hiding(events), "host": device_clock.hiding(host)}
 
 
 @pytest.mark.parametrize("name", ["events", "host"])
@@ -70,7 +71,7 @@ def test_a_host_that_is_too_slow_is_told_of(name):
     queue = Queue()
     timing = clocks(queue)[name](queue.call(10e-3, 31e-6))
     assert not timing.hidden
-    assert queue.reads <= 4 * gpu_clock.MOST_READS  # it gives up
+    assert queue.reads <= 4 * device_clock.MOST_READS  # it gives up
 
 
 @pytest.mark.parametrize("fails_after", [0, 4])
@@ -86,10 +87,10 @@ def test_a_contender_that_fails_ends_no_other(fails_after):
 
     def seconds(action):
         action()
-        return gpu_clock.Timing(1.0, hidden=True)
+        return device_clock.Timing(1.0, hidden=True)
 
     actions = {"fragile": fragile, "sound": lambda: ()}
-    timings, failed = gpu_clock.in_turns(targets.find("numpy:cpu"), seconds, actions, 5)
+    timings, failed = device_clock.in_turns(targets.find("numpy:cpu"), seconds, actions, 5)
     assert failed == {"fragile": "an illegal memory access was encountered"}
     assert {name: len(taken) for name, taken in timings.items()} == {"sound": 5}
     assert len(calls) == fails_after + 1  # it is not tried again

@@ -1,19 +1,18 @@
 """Print the table of docs/benchmarks.md: how many times as fast as what users run today.
 
-    python -m asv_benchmarks.rivals_table
+    python -m asv_benchmarks.report.rivals_table
 
 4096 tokens into new arrays, median [min, max] of nine turns; each row in a process of its own.
 """
 
-import multiprocessing
-from concurrent.futures import ProcessPoolExecutor
-
 from asv_runner.benchmarks.mark import SkipNotImplemented
 
+from asv_benchmarks import gradients
+from asv_benchmarks.shared import common, contenders, rival_calls
 from rope_xp._bench import clock
 from rope_xp._bench.inputs import Absent
 
-from . import common, contenders, gradients, rival_calls
+from .table import in_processes
 
 ROWS = (
     ("formula of Hugging Face's Llama", "usual", "numpy:cpu"),
@@ -41,7 +40,7 @@ def cell(rival: str, name: str, dtype: str) -> str:
         elif rival == "transformers":
             return _one_token(rival, name, dtype)
         else:
-            layout = rival_calls.LAYOUTS.get(rival, "half")
+            layout = rival_calls.RIVALS[rival].layouts[0]
             target, *pair = contenders.pair(name, layout, dtype, "new", rival, common.TOKENS)
     except (Absent, SkipNotImplemented):
         return "-"
@@ -65,9 +64,7 @@ def line(text: str, rival: str, name: str) -> str:
 
 def table() -> str:
     """Return the ratios as Markdown."""
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=spawn, max_tasks_per_child=1) as pool:
-        lines = list(pool.map(line, *zip(*ROWS, strict=True)))
+    lines = in_processes(line, ROWS)
     heads = ["| times as fast as | in | float32 | bfloat16 |", "|---|---|---|---|"]
     return "\n".join(heads + lines) + "\n"
 
