@@ -25,7 +25,7 @@ from support.programs import printed
         *(exhaustive("cuda", 2, 2160), exhaustive("triton", 23, 188)),
     ],
 )
-def test_nothing_is_touched_beyond_an_array(path: str, every: int, count: int) -> None:
+def test_nothing_is_touched_beyond_an_array(path, every, count):
     if path == "cuda" and (reason := cuda_on_cpu.decline_reason()):
         pytest.skip(reason)
     for module in {"cuda": [], "triton": ["torch", "triton"]}.get(path, ["llvmlite"]):

@@ -44,7 +44,7 @@ def unavailable(warning: str, error: str | None = None) -> Iterator[None]:
     assert len(caught) == 1
 
 
-def test_each_is_compiled_once() -> None:
+def test_a_kernel_is_compiled_once_for_all_threads():
     kernels, compiled = build_kernels()
     assert not kernels.ready("a")
     together, results = threading.Barrier(8), []
@@ -69,7 +69,7 @@ def fail_on_bad(phase: str, key: str) -> None:
         raise ArithmeticError("no\n  such instruction")
 
 
-def test_one_that_fails_leaves_the_others() -> None:
+def test_a_kernel_that_fails_is_given_up_and_leaves_the_others():
     kernels, compiled = build_kernels(fail_on_bad)
     with pytest.raises(ArithmeticError):
         kernels.get("bad", give_up=False)
@@ -93,7 +93,7 @@ ANYTHING = [
 
 @pytest.mark.parametrize("error", ANYTHING, ids=lambda error: type(error).__name__)
 @PHASES
-def test_whatever_a_broken_compiler_raises_is_said_once(phase: str, error: Exception) -> None:
+def test_any_error_of_a_compiler_is_warned_of_once(phase, error):
     def step(current: str, key: str) -> None:
         if current == phase:
             raise error
@@ -111,7 +111,7 @@ def test_whatever_a_broken_compiler_raises_is_said_once(phase: str, error: Excep
     "error", [MemoryError(), RuntimeError("Triton Error [CUDA]: out of memory")], ids=repr
 )
 @PHASES
-def test_short_memory_is_not_remembered(phase: str, error: Exception) -> None:
+def test_short_memory_while_compiling_is_tried_again(phase, error):
     """The call goes another way, and says so; the next one tries again."""
     failures = [error, error]
 
@@ -127,7 +127,7 @@ def test_short_memory_is_not_remembered(phase: str, error: Exception) -> None:
     assert kernels.get("a") == "A"
 
 
-def test_files_that_another_process_is_writing_are_read_again() -> None:
+def test_missing_files_of_a_compiler_are_read_once_more():
     def step(phase: str, key: str) -> None:
         if key and (len(compiled) == 1 or key == "gone"):
             raise FileNotFoundError(2, "No such file", "kernel.json")
@@ -161,9 +161,7 @@ def handled(number: int, handler: Any) -> Iterator[None]:
 @PHASES
 @pytest.mark.parametrize("broken", [False, True])
 @pytest.mark.parametrize("name", HANDLERS)
-def test_what_a_handler_raises_gets_out_and_nothing_is_given_up(
-    name: str, phase: str, broken: bool
-) -> None:
+def test_exceptions_of_signal_handlers_get_out_and_nothing_is_given_up(name, phase, broken):
     """Though C code may turn it into another error, and a subprocess may get the signal too."""
     number, (handler, error) = signal.Signals[name], HANDLERS[name]
     interrupts, done = [phase], []
@@ -186,7 +184,7 @@ def test_what_a_handler_raises_gets_out_and_nothing_is_given_up(
     assert kernels.get("a") == "A"
 
 
-def test_a_handler_that_is_replaced_meanwhile_stays_replaced() -> None:
+def test_a_signal_handler_replaced_while_compiling_stays_replaced():
     def step(phase: str, key: str) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
@@ -196,7 +194,7 @@ def test_a_handler_that_is_replaced_meanwhile_stays_replaced() -> None:
         assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
 
 
-def test_interrupts_of_any_kind_get_out() -> None:
+def test_interrupts_raised_while_compiling_get_out_in_every_thread():
     """Also one that somebody raises, and in a thread, where signals cannot be held."""
     interrupts = [SystemExit, KeyboardInterrupt]
     raised: list[type[BaseException]] = []
@@ -222,7 +220,7 @@ def test_interrupts_of_any_kind_get_out() -> None:
     assert kernels.get("a") == "A"
 
 
-def test_a_package_that_is_missing_or_broken() -> None:
+def test_a_compiler_that_is_missing_or_broken_declines_with_its_reason():
     missing: Kernels[str, str] = Kernels("no_such_package", lambda: str.upper)
     assert "(pip install no_such_package)" in str(missing.decline_reason())
     with pytest.raises(PathUnavailable, match="not installed"):
@@ -240,10 +238,9 @@ def test_a_package_that_is_missing_or_broken() -> None:
     assert "libdevice is gone" in str(kernels.decline_reason())
 
 
-def test_there_is_a_bound() -> None:
+def test_compiled_kernels_are_bounded_and_the_oldest_is_evicted():
     kernels: Kernels[int, int] = Kernels("numpy", lambda: lambda key: key)
     for key in range(MAX_KERNELS + 3):
         kernels.get(key)
-    assert len(kernels._compiled) == MAX_KERNELS
-    assert not kernels.ready(0)
-    assert kernels.ready(MAX_KERNELS + 2)
+    ready = [kernels.ready(key) for key in range(MAX_KERNELS + 3)]
+    assert ready == [False] * 3 + [True] * MAX_KERNELS

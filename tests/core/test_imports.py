@@ -27,7 +27,7 @@ def python(code: str, *flags: str) -> list[str]:
 
 
 @pytest.mark.parametrize("flags", [exhaustive(()), ("-OO",)])
-def test_no_framework_is_imported(flags: tuple[str, ...]) -> None:
+def test_no_framework_is_imported(flags):
     """import takes 50 ms beyond numpy at most, which asv_benchmarks/imports.py times."""
     lines = python(
         "import sys, numpy as np; before = set(sys.modules); import rope_xp\n"
@@ -51,7 +51,7 @@ def test_no_framework_is_imported(flags: tuple[str, ...]) -> None:
     "imports",
     ["import torch; x = torch.ones(2, 3, 4)", "import jax; x = jax.numpy.ones((2, 3, 4))"],
 )
-def test_one_library_does_not_bring_another(imports: str) -> None:
+def test_one_library_does_not_bring_another(imports):
     """And one that is imported after rope_xp is recognised."""
     pytest.importorskip(imports[7 : imports.index(";")])
     modules = ("rope_xp_backends.gpu.triton_kernel", "torch._dynamo", "torch._inductor")
@@ -64,7 +64,7 @@ def test_one_library_does_not_bring_another(imports: str) -> None:
     assert lines == ["[]"]
 
 
-def test_works_with_numpy_alone() -> None:
+def test_works_with_numpy_alone():
     lines = python(
         "import sys\n"
         f"for name in {FRAMEWORKS!r}: sys.modules[name] = None\n"
@@ -75,7 +75,7 @@ def test_works_with_numpy_alone() -> None:
 
 
 @pytest.mark.exhaustive  # torch.compile takes seconds
-def test_a_compiler_meets_the_first_array_of_numpy() -> None:
+def test_a_compiler_meets_the_first_array_of_numpy():
     pytest.importorskip("torch")
     lines = python(
         "import numpy as np, torch, rope_xp\n"

@@ -48,7 +48,7 @@ def compare(backend: Target, got: Any, expected: np.ndarray) -> None:
 @pytest.mark.parametrize("rope", ROPES)
 @pytest.mark.parametrize("kind", WEIGHTS)
 @pytest.mark.parametrize("dtype", EPS)
-def test_backends(backend: Target, rope: str, kind: str, dtype: str, rng: Generator) -> None:
+def test_backends(backend, rope, kind, dtype, rng):
     if backend.compiles and dtype in ("float16", "float64"):
         pytest.skip("what compiles each case is tested with two dtypes")
     wide = kind == "float64" or dtype == "float64"
@@ -80,9 +80,7 @@ def test_backends(backend: Target, rope: str, kind: str, dtype: str, rng: Genera
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("n", [2, 70, *map(exhaustive, (6, 46, 128))])
-def test_kernel_has_the_bits_of_the_formula_at_every_length(
-    layout: str, n: int, rng: Generator
-) -> None:
+def test_kernel_has_the_bits_of_the_formula_at_every_length(layout, n, rng):
     """Lengths that are no whole vectors, in place, in a slice of a wider array."""
     rope = RoPE(layout=layout, rotary_dim=n)
     for dtype in ("float32", "bfloat16", "float64"):
@@ -95,7 +93,7 @@ def test_kernel_has_the_bits_of_the_formula_at_every_length(
 
 
 @pytest.mark.parametrize("dtype", EPS)
-def test_accuracy(dtype: str, rng: Generator) -> None:
+def test_accuracy(dtype, rng):
     """1,000 rows against fifty digits, before rounding: 2 eps of the largest number of a row."""
     x, weight = sample(rng, 1000, 16, dtype=dtype), sample(rng, 16, dtype=dtype)
     rope, positions = RoPE(layout="half"), rng.integers(0, 1 << 17, 1000)
@@ -123,7 +121,7 @@ HF = {"Qwen3RMSNorm": ("qwen3", 0.0), "Gemma3RMSNorm": ("gemma3", 1.0)}
 
 @pytest.mark.parametrize("kind", HF)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_round_between_has_the_bits_of_hugging_face(kind: str, dtype: str) -> None:
+def test_round_between_has_the_bits_of_hugging_face(kind, dtype):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     library, offset = HF[kind]
     module = getattr(transformers.models, library)
@@ -155,7 +153,7 @@ BAD: dict[str, tuple[type[Exception], Any]] = {
 
 
 @pytest.mark.parametrize("message", BAD)
-def test_errors_come_before_anything_is_written(message: str) -> None:
+def test_errors_come_before_anything_is_written(message):
     error, build = BAD[message]
     q, k = np.full_like(X, 3.0), X
     with pytest.raises(error, match=message):
@@ -164,13 +162,13 @@ def test_errors_come_before_anything_is_written(message: str) -> None:
     assert (k == 1).all()
 
 
-def test_weights_of_another_library() -> None:
+def test_weights_of_another_library():
     torch = pytest.importorskip("torch")
     with pytest.raises(TypeError, match="q is a numpy array and norm.q_weight a torch array"):
         rope_xp.apply(X, X, norm=QKNorm(torch.ones(8)))
 
 
-def test_cached_calls_tell_norms_apart(rng: Generator) -> None:
+def test_cached_calls_tell_norms_apart(rng):
     q, k, rope = sample(rng, 1, 1, 4, 64), sample(rng, 1, 1, 2, 64), RoPE(layout="half")
     a, b = sample(rng, 64), sample(rng, 64)
     norms = [None, QKNorm(), QKNorm(a), QKNorm(None, a), QKNorm(a, a), QKNorm(b, a)]
@@ -182,7 +180,7 @@ def test_cached_calls_tell_norms_apart(rng: Generator) -> None:
                 same(got, y)
 
 
-def test_every_way_to_pass_a_norm(rng: Generator) -> None:
+def test_every_way_to_pass_a_norm(rng):
     q, k, w = sample(rng, 1, 5, 4, 64), sample(rng, 1, 5, 2, 64), sample(rng, 64)
     rope, norm = RoPE(layout="half"), QKNorm(w, w, eps=1e-3)
     expected = rope.apply(q, k, norm=norm)
@@ -207,7 +205,7 @@ def test_every_way_to_pass_a_norm(rng: Generator) -> None:
 @pytest.mark.parametrize(
     ("rope", "kind"), [("head", "head"), ("slice", "slice"), ("tail", "head"), ("slice", "none")]
 )
-def test_gradients_of_torch(rope: str, kind: str) -> None:
+def test_gradients_of_torch(rope, kind):
     torch = pytest.importorskip("torch")
     shapes = (1, 3, 2, 24), (1, 3, 1, 24), *[{"head": (24,), "slice": (16,)}.get(kind, ())] * 2
     inputs = [torch.randn(s, dtype=torch.float64, requires_grad=True) for s in shapes if s]
@@ -222,7 +220,7 @@ def test_gradients_of_torch(rope: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("n", [exhaustive(8), 1024])
-def test_gradients_compiled_and_checkpointed(n: int) -> None:
+def test_gradients_compiled_and_checkpointed(n):
     """Below some size a graph has plain operations, above it the operator."""
     torch = pytest.importorskip("torch")
     from torch.utils.checkpoint import checkpoint
@@ -244,7 +242,7 @@ def test_gradients_compiled_and_checkpointed(n: int) -> None:
         assert torch.equal(got, d)
 
 
-def test_gradients_of_jax(rng: Generator) -> None:
+def test_gradients_of_jax(rng):
     jax, torch = pytest.importorskip("jax"), pytest.importorskip("torch")
     arrays = [sample(rng, *s) for s in ((1, 3, 2, 64), (1, 3, 1, 64), (64,), (64,))]
 

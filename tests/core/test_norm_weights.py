@@ -3,11 +3,9 @@
 import gc
 import weakref
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from numpy.random import Generator
 from support.bits import same, sample
 from support.programs import printed
 
@@ -39,9 +37,7 @@ class Tagged(np.ndarray):
         pytest.param(lambda w, _: np.frombuffer(b"\0" + w.tobytes(), w.dtype, offset=1), id="odd"),
     ],
 )
-def test_weights_in_any_memory_equal_plain_ones(
-    change: Any, tmp_path: Path, rng: Generator
-) -> None:
+def test_weights_in_any_memory_equal_plain_ones(change, tmp_path, rng):
     q, weight = sample(rng, 1, 5, 3, 16), sample(rng, 16)
     expected, _ = ROPE.apply(q, q, norm=QKNorm(weight, weight))
     changed = change(weight, tmp_path)
@@ -49,7 +45,7 @@ def test_weights_in_any_memory_equal_plain_ones(
         same(ROPE.apply(q, q, norm=QKNorm(changed, changed))[0], expected)
 
 
-def test_weights_that_change_between_calls_are_read_anew(rng: Generator) -> None:
+def test_weights_that_change_between_calls_are_read_anew(rng):
     q, weight = sample(rng, 1, 5, 3, 16), sample(rng, 16)
     norm = QKNorm(weight, weight)
     for _ in range(4):
@@ -61,7 +57,7 @@ def test_weights_that_change_between_calls_are_read_anew(rng: Generator) -> None
 
 @pytest.mark.parametrize("library", ["numpy", "torch", "jax"])
 @pytest.mark.parametrize("path", [None, "portable"])
-def test_cached_calls_hold_no_weight(library: str, path: str | None, rng: Generator) -> None:
+def test_cached_calls_hold_no_weight(library, path, rng):
     module = pytest.importorskip({"jax": "jax.numpy"}.get(library, library))
     q, weight = (module.asarray(sample(rng, *shape)) for shape in ((1, 5, 3, 16), (16,)))
     with use_path(path):
@@ -73,7 +69,7 @@ def test_cached_calls_hold_no_weight(library: str, path: str | None, rng: Genera
     assert held() is None
 
 
-def test_a_new_eps_compiles_no_kernel(rng: Generator) -> None:
+def test_a_new_eps_compiles_no_kernel(rng):
     launch = pytest.importorskip("rope_xp_backends.cpu.launch")
     q, weight = sample(rng, 1, 5, 3, 16), sample(rng, 16)
     with use_path("llvm"):
@@ -87,7 +83,7 @@ def test_a_new_eps_compiles_no_kernel(rng: Generator) -> None:
     assert [*launch.KERNELS._compiled] == compiled
 
 
-def test_rows_of_zeros_stay_zeros_at_the_smallest_eps() -> None:
+def test_rows_of_zeros_stay_zeros_at_the_smallest_eps():
     x = np.zeros((5, 2, 16), np.float32)
     for path in ("portable", "chunked", None):
         with use_path(path):
@@ -96,13 +92,13 @@ def test_rows_of_zeros_stay_zeros_at_the_smallest_eps() -> None:
         QKNorm(eps=5e-324)
 
 
-def test_weights_of_unequal_parts_of_a_head_are_refused() -> None:
+def test_weights_of_unequal_parts_of_a_head_are_refused():
     q = np.ones((5, 2, 16), np.float32)
     with pytest.raises(RopeError, match="must normalize the same components of q and k"):
         RoPE(rotary_dim=8).apply(q, q, norm=QKNorm(np.ones(16), np.ones(8)))
 
 
-def test_a_norm_without_weights_is_a_pytree_before_any_array(tmp_path: Path) -> None:
+def test_a_norm_without_weights_is_a_pytree_before_any_array(tmp_path):
     pytest.importorskip("jax")
     program = tmp_path / "first.py"
     program.write_text(

@@ -41,21 +41,21 @@ def check_out(backend: Target, rope: RoPE, width: int = 8) -> None:
 
 
 @pytest.mark.parametrize("backend", rows(WRITING))
-def test_new_memory_and_in_place(backend: Target) -> None:
+def test_new_memory_and_in_place(backend):
     for layout in LAYOUTS:
         check_out(backend, RoPE(layout=layout))
 
 
 @pytest.mark.parametrize("backend", rows(("numpy-llvm", "torch-llvm")))
 @pytest.mark.parametrize("offset", [0, 2])  # aligned to a vector, and not
-def test_past_the_caches(backend: Target, offset: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_past_the_caches(backend, offset, monkeypatch):
     monkeypatch.setattr(launch, "BYTES_TO_STREAM", 1)
     for layout in LAYOUTS:
         check_out(backend, RoPE(layout=layout, rotary_dim=32, rotary_offset=offset), 48)
 
 
 @pytest.mark.parametrize("backend", rows(WRITING))
-def test_one_array_in_place(backend: Target) -> None:
+def test_one_array_in_place(backend):
     x = backend.make(make_pair()[0])
     before = backend.back(x).copy()
     rope = RoPE(layout="half")
@@ -69,7 +69,7 @@ def test_one_array_in_place(backend: Target) -> None:
     np.testing.assert_allclose(backend.back(x), before, rtol=0, atol=2e-6)
 
 
-def test_slice_of_fused_projections() -> None:
+def test_slice_of_fused_projections():
     torch = pytest.importorskip("torch")
     before = np.random.default_rng(0).standard_normal((2, 9, 3, 4, 8), np.float32)
     expected = [*rope_xp.apply(before[:, :, 0], before[:, :, 1]), before[:, :, 2]]
@@ -91,7 +91,7 @@ def check_refused(
 
 
 @pytest.mark.parametrize("library", ["numpy", "torch"])
-def test_refusals(library: str) -> None:
+def test_refusals(library):
     storage = np.random.default_rng(0).standard_normal(2600).astype(np.float32)
     if library == "torch":
         storage = pytest.importorskip("torch").tensor(storage)
@@ -129,7 +129,7 @@ def test_refusals(library: str) -> None:
         )
 
 
-def test_positions_within_results_are_refused() -> None:
+def test_positions_within_results_are_refused():
     memory = np.zeros(200, np.int64)
     x, within = memory[:100].view(np.float32).reshape(10, 2, 10), memory[40:50]
     other, apart = np.ones_like(x), np.arange(10)
@@ -146,7 +146,7 @@ def test_positions_within_results_are_refused() -> None:
     HALF.rotate(x, within.astype(np.int32), out=x)  # converted, to other memory
 
 
-def test_torch_reads_positions_within_results_first() -> None:
+def test_torch_reads_positions_within_results_first():
     torch = pytest.importorskip("torch")
     memory = torch.arange(100)
     x = memory.view(torch.float32).reshape(10, 2, 10)
@@ -155,7 +155,7 @@ def test_torch_reads_positions_within_results_first() -> None:
     assert torch.equal(x, expected)
 
 
-def test_views_of_numpy() -> None:
+def test_views_of_numpy():
     """Read-only views and views that share elements are refused; all others are written."""
     x, memory = make_pair()[0][0, :5, :2], np.zeros(400, "f4")
     expected = RoPE().rotate(x)
@@ -181,7 +181,7 @@ def test_views_of_numpy() -> None:
     assert RoPE().rotate(empty, out=empty) is empty
 
 
-def test_backwards_into_a_part_of_what_is_read() -> None:
+def test_backwards_into_a_part_of_what_is_read():
     """The first element of such an array lies behind all the others."""
     storage = np.random.default_rng(0).standard_normal(120).astype("f4")
     x = storage[:64].reshape(8, 8)
@@ -194,7 +194,7 @@ def test_backwards_into_a_part_of_what_is_read() -> None:
     np.testing.assert_array_equal(RoPE().rotate(x[:4], out=apart), expected)
 
 
-def test_torch_where_autograd_needs_the_values() -> None:
+def test_torch_where_autograd_needs_the_values():
     torch = pytest.importorskip("torch")
     q, k = map(torch.tensor, make_pair())
     out = (torch.zeros_like(q), torch.zeros_like(k))
@@ -210,7 +210,7 @@ def test_torch_where_autograd_needs_the_values() -> None:
         check_refused(match, lambda: rope_xp.apply(q, k, out=(expanded, out[1])), out[1])
 
 
-def test_torch_inference_tensors() -> None:
+def test_torch_inference_tensors():
     torch = pytest.importorskip("torch")
     cache = tuple(map(torch.tensor, make_pair()))
     with torch.inference_mode():
@@ -226,7 +226,7 @@ def test_torch_inference_tensors() -> None:
     check_refused(match, lambda: rope_xp.apply(q, k, out=(out, frozen)), out)
 
 
-def test_jax_says_why_not() -> None:
+def test_jax_says_why_not():
     jnp = pytest.importorskip("jax.numpy")
     x = jnp.ones((1, 2, 3, 4))
     with pytest.raises(TypeError, match="jax arrays cannot be written to.*donate"):
@@ -236,7 +236,7 @@ def test_jax_says_why_not() -> None:
 
 
 @given(st.data())
-def test_overlap_is_that_of_numpy(data: st.DataObject) -> None:
+def test_overlap_is_that_of_numpy(data):
     memory = np.zeros(64, np.int16)
 
     def draw_view() -> np.ndarray:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.targets import Target, rows
+from support.targets import rows
 
 import rope_xp
 from rope_xp import RopeError, positions
@@ -17,7 +17,7 @@ lengths = st.lists(st.integers(0, 9), min_size=1, max_size=8)
 
 
 @given(lengths, st.integers(1, 4))
-def test_packed_counts_from_0_and_offsets_count_on(counts: list[int], new: int) -> None:
+def test_packed_counts_from_0_and_offsets_count_on(counts, new):
     ends = np.cumsum([0, *counts])
     expected = [i for n in counts for i in range(n)]
     assert positions.packed(ends.tolist()).tolist() == expected
@@ -27,7 +27,7 @@ def test_packed_counts_from_0_and_offsets_count_on(counts: list[int], new: int) 
 
 
 @pytest.mark.parametrize("backend", rows(("numpy", "array-api-strict", "torch", "jax")))
-def test_arrays_of_any_library(backend: Target) -> None:
+def test_arrays_of_any_library(backend):
     xp = importlib.import_module({"jax": "jax.numpy"}.get(backend.module, backend.module))
     ends = xp.asarray(np.array([0, 3, 3, 7], np.int32))
     packed, offsets = positions.packed(ends), positions.offsets(ends[1:], 2)
@@ -47,7 +47,7 @@ def test_arrays_of_any_library(backend: Target) -> None:
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=6), st.integers(1, 4))
-def test_zigzag_of_packed_sequences(chunks: list[int], shards: int) -> None:
+def test_zigzag_of_packed_sequences(chunks, shards):
     """Each sequence is cut as a lone one is: the split of Transformer Engine's "thd"."""
     ends = np.cumsum([0, *(2 * shards * n for n in chunks)])
     result = positions.zigzag(cu_seqlens=ends.tolist(), shards=shards)
@@ -62,7 +62,7 @@ def test_zigzag_of_packed_sequences(chunks: list[int], shards: int) -> None:
 
 
 @given(st.integers(1, 6), st.integers(1, 5))
-def test_zigzag_shares_the_work_of_a_causal_mask(shards: int, chunk: int) -> None:
+def test_zigzag_shares_the_work_of_a_causal_mask(shards, chunk):
     tokens = 2 * shards * chunk
     result = positions.zigzag(tokens, shards)
     assert result.shape == (shards, 2 * chunk)
@@ -74,7 +74,7 @@ def test_zigzag_shares_the_work_of_a_causal_mask(shards: int, chunk: int) -> Non
 @pytest.mark.parametrize(
     "backend", rows(("numpy", "array-api-strict", "torch", "torch-compile", "jax-jit"))
 )
-def test_packed_sequences_under_compilers(backend: Target) -> None:
+def test_packed_sequences_under_compilers(backend):
     ends = backend.make(np.array([0, 4, 4, 12], np.int32))
     tokens = backend.run(lambda ends: positions.zigzag(12, 2, cu_seqlens=ends), ends)
     assert backend.back(tokens).tolist() == [[0, 3, 4, 5, 10, 11], [1, 2, 6, 7, 8, 9]]
@@ -82,20 +82,20 @@ def test_packed_sequences_under_compilers(backend: Target) -> None:
     assert backend.back(packed).tolist() == [*range(4), *range(8), 0]
 
 
-def test_packed_without_a_total_under_jit() -> None:
+def test_packed_without_a_total_under_jit():
     jax = pytest.importorskip("jax")
     with pytest.raises(RopeError, match="pass the number of tokens as total="):
         jax.jit(positions.packed)(jax.numpy.array([0, 3]))
 
 
-def test_packed_sequences_are_rotated_as_if_alone(rng: np.random.Generator) -> None:
+def test_packed_sequences_are_rotated_as_if_alone(rng):
     x, ends = rng.standard_normal((9, 2, 8)), [0, 4, 5, 9]
     together = rope_xp.RoPE().rotate(x, positions.packed(ends))
     for start, end in pairwise(ends):
         np.testing.assert_array_equal(together[start:end], rope_xp.RoPE().rotate(x[start:end]))
 
 
-def test_a_video_is_grids_in_a_row() -> None:
+def test_a_video_is_grids_in_a_row():
     grid = [[i for i in range(3) for _ in range(4)], [*range(4)] * 3]
     assert positions.grid(3, 4).tolist() == grid
     video = positions.video(2, 3, 4).reshape(3, 2, 12)
@@ -104,14 +104,14 @@ def test_a_video_is_grids_in_a_row() -> None:
         assert video[1:, frame].tolist() == grid
 
 
-def test_mrope_goes_on_from_a_start_and_by_seconds() -> None:
+def test_mrope_goes_on_from_a_start_and_by_seconds():
     whole = positions.mrope([3, (1, 2, 2), 4])
     np.testing.assert_array_equal(positions.mrope([4], start=5), whole[:, 7:])
     assert positions.mrope([(3, 1, 1)], interval=2.5)[0].tolist() == [0, 2, 5]
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.uint64, np.int64])
-def test_integers_of_any_width(dtype: Any) -> None:
+def test_integers_of_any_width(dtype):
     ends = np.array([0, 100, 127], dtype)
     packed = positions.packed(ends, total=np.int64(300))
     assert packed.tolist() == [*range(100), *range(27), *range(173)]
@@ -150,6 +150,6 @@ WRONG: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("message", "make"), WRONG, ids=[message for message, _ in WRONG])
-def test_impossible_arrangements(message: str, make: Any) -> None:
+def test_impossible_arrangements(message, make):
     with pytest.raises(RopeError, match=message):
         make()

@@ -88,9 +88,7 @@ RAMPS = [
 @pytest.mark.parametrize(
     ("name", "keys", "length", "scaling", "base"), [*((*case, BASE) for case in CASES), *RAMPS]
 )
-def test_against_transformers(
-    name: str, keys: dict[str, Any], length: int | None, scaling: Scaling, base: float
-) -> None:
+def test_against_transformers(name, keys, length, scaling, base):
     pytest.importorskip("transformers")
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -109,7 +107,7 @@ def test_against_transformers(
     assert ours.attention_factor == pytest.approx(factor, rel=1e-12)
 
 
-def test_ntk_changes_the_slowest_pair_by_the_factor() -> None:
+def test_ntk_changes_the_slowest_pair_by_the_factor():
     for r in (4, 64, 128):
         ratio = inverse_frequencies(BASE, r) / NTK(8.0).frequencies(BASE, r)
         assert ratio[0] == 1.0
@@ -118,7 +116,7 @@ def test_ntk_changes_the_slowest_pair_by_the_factor() -> None:
         np.testing.assert_allclose(ratio, 8.0 ** (np.arange(r // 2) / (r / 2 - 1)), rtol=1e-13)
 
 
-def test_deepseeks_softmax_scale_is_never_folded_in() -> None:
+def test_deepseeks_softmax_scale_is_never_folded_in():
     scaling = YaRN(40.0, 4096, mscale=1.0, mscale_all_dim=1.0)
     assert scaling.effective_attention_factor == 1.0
     assert RoPE(scaling=scaling).softmax_scale == pytest.approx((0.1 * math.log(40.0) + 1.0) ** 2)
@@ -131,7 +129,7 @@ needs_length = pytest.mark.parametrize(
 
 
 @needs_length
-def test_scalings_that_need_a_length_say_so(scaling: Scaling) -> None:
+def test_scalings_that_need_a_length_say_so(scaling):
     rope, x = RoPE(scaling=scaling), np.ones((3, 2, HEAD_DIM), np.float32)
     for use in (lambda: rope.rotate(x), lambda: rope.frequencies(HEAD_DIM)):
         with pytest.raises(RopeError, match=r"depend on the length .* rope.for_length\(n\)"):
@@ -144,9 +142,7 @@ def test_scalings_that_need_a_length_say_so(scaling: Scaling) -> None:
 
 
 @needs_length
-def test_cached_keys_migrate_when_the_context_outgrows_the_trained_one(
-    scaling: Scaling, rng: np.random.Generator
-) -> None:
+def test_cached_keys_migrate_when_the_context_outgrows_the_trained_one(scaling, rng):
     raw, p = rng.standard_normal((300, 2, HEAD_DIM)).astype(np.float32), np.arange(300) + 213
     rope = RoPE(base=BASE, layout="half", scaling=scaling)
     short, long = rope.for_length(512), rope.for_length(2048)
@@ -167,7 +163,7 @@ class WarmYaRN(YaRN):
 @pytest.mark.parametrize(
     "scaling", [*(case[-1] for case in CASES), NTK(2.0), Axial(2), WarmYaRN(4.0, 4096, warmth=2.0)]
 )
-def test_scalings_are_values(scaling: Any) -> None:
+def test_scalings_are_values(scaling):
     assert isinstance(scaling, Scaling)
     values = dataclasses.asdict(scaling)
     names = [field.name for field in dataclasses.fields(scaling)]
@@ -181,12 +177,12 @@ def test_scalings_are_values(scaling: Any) -> None:
     assert eval(repr(scaling), vars(rope_xp.scaling) | {"WarmYaRN": WarmYaRN}) == scaling
 
 
-def test_attributes_of_a_rope_are_its_fields() -> None:
+def test_attributes_of_a_rope_are_its_fields():
     rope = RoPE(base=5e5)
     assert get_attributes(rope) == vars(rope)
 
 
-def test_sequences_become_tuples() -> None:
+def test_sequences_become_tuples():
     assert LongRoPE(list(SHORT), list(LONG), 512, 4.0) == LongRoPE(SHORT, LONG, 512, 4.0)
 
 
@@ -231,6 +227,6 @@ NO_NUMBERS: list[tuple[str, Any]] = [
     ("error", "message", "make"),
     [*((RopeError, *case) for case in WRONG), *((TypeError, *case) for case in NO_NUMBERS)],
 )
-def test_impossible_fields(error: type[Exception], message: str, make: Any) -> None:
+def test_impossible_fields(error, message, make):
     with pytest.raises(error, match=message):
         make()

@@ -29,7 +29,7 @@ every_scaling = pytest.mark.parametrize("scaling", SCALINGS.values(), ids=SCALIN
 
 
 @every_scaling
-def test_a_replaced_scaling_follows_its_factor(scaling: Any) -> None:
+def test_a_replaced_scaling_follows_its_factor(scaling):
     assert scaling.attention_factor is None
     assert RoPE(scaling=scaling).attention_factor == scaling.effective_attention_factor > 1.0
     longer = replace(scaling, factor=8.0)
@@ -43,13 +43,13 @@ def test_a_replaced_scaling_follows_its_factor(scaling: Any) -> None:
 
 
 @every_scaling
-def test_pydantic_sees_all_fields(scaling: Any) -> None:
+def test_pydantic_sees_all_fields(scaling):
     pydantic = pytest.importorskip("pydantic")
     adapter = pydantic.TypeAdapter(type(scaling))
     assert adapter.validate_json(adapter.dump_json(scaling)) == scaling
 
 
-def test_scalings_are_built_within_a_graph() -> None:
+def test_scalings_are_built_within_a_graph():
     torch = pytest.importorskip("torch")
     long = RoPE(scaling=LongRoPE((1.0,) * 8, (1.0, 2.0) * 4, 64, factor=4.0))
 
@@ -77,14 +77,14 @@ class Slower(Scaling):
         return inverse_frequencies(base, rotary_dim) / self.factor
 
 
-def test_the_base_class_has_defaults() -> None:
+def test_the_base_class_has_defaults():
     rope = RoPE(scaling=Slower(4.0))
     assert (rope.attention_factor, rope.softmax_scale) == (1.0, 1.0)
     assert rope.for_length(100) is rope
     assert np.array_equal(rope.rotate(Q), RoPE(scaling=rope_xp.scaling.Linear(4.0)).rotate(Q))
 
 
-def test_a_scaling_needs_frequencies() -> None:
+def test_a_scaling_needs_frequencies():
     class Nothing(Scaling):
         pass
 
@@ -106,20 +106,20 @@ def build_bare_scaling(**members: Any) -> Any:
     return type("Bare", (), {k: v for k, v in members.items() if v is not MISSING})()
 
 
-def test_a_scaling_needs_no_base_class() -> None:
+def test_a_scaling_needs_no_base_class():
     rope = RoPE(scaling=build_bare_scaling())
     assert np.array_equal(rope.rotate(Q), RoPE(scaling=Slower(2.0)).rotate(Q))
 
 
 @pytest.mark.parametrize("name", ["for_length", "effective_attention_factor", "softmax_scale"])
 @pytest.mark.parametrize("value", [MISSING, None, "2", True])
-def test_missing_and_wrong_members_are_named(name: str, value: Any) -> None:
+def test_missing_and_wrong_members_are_named(name, value):
     state = "is missing" if value is MISSING else f"is {value!r}"
     with pytest.raises(RopeError, match=rf"Bare.{name} {state}; .* class from rope_xp.scaling"):
         RoPE(scaling=build_bare_scaling(**{name: value}))
 
 
-def test_factors_of_derived_scalings_are_checked() -> None:
+def test_factors_of_derived_scalings_are_checked():
     @dataclass(frozen=True)
     class Hot(Slower):
         factor: float = 2.0
@@ -130,7 +130,7 @@ def test_factors_of_derived_scalings_are_checked() -> None:
     assert RoPE(scaling=Hot(attention_factor=1.5)).attention_factor == 1.5
 
 
-def test_no_length_drops_a_scaling() -> None:
+def test_no_length_drops_a_scaling():
     class Forgetful(Slower):
         def for_length(self, n: int) -> Any:
             """Return None."""
@@ -141,6 +141,6 @@ def test_no_length_drops_a_scaling() -> None:
 
 
 @pytest.mark.parametrize("scaling", ["yarn", {"factor": 2.0}, Slower, 4.0])
-def test_objects_that_are_no_scaling(scaling: Any) -> None:
+def test_objects_that_are_no_scaling(scaling):
     with pytest.raises(TypeError, match="scaling must be an instance such as .* derived from"):
         RoPE(scaling=scaling)

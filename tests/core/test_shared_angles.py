@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.random import Generator
 from support.bits import sample
 from support.equality import LAYOUTS, POSITIONS, check, check_result
 from support.targets import Target, truth
@@ -46,13 +45,13 @@ def check_at(
 
 @pytest.mark.covering
 @pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES)
-def test_the_numbers_of_the_rope(backend: Target, rope: RoPE, rng: Generator) -> None:
+def test_the_numbers_of_the_rope(backend, rope, rng):
     check_at(backend, rope, sample(rng, 2, 9, 4, 16), sample(rng, 2, 9, 2, 16), POSITIONS)
 
 
 @pytest.mark.covering
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_dtypes(backend: Target, layout: str, rng: Generator) -> None:
+def test_dtypes(backend, layout, rng):
     rope = RoPE(layout=layout, scaling=YARN)
     for dtype in backend.floats[1:3] if backend.compiles else backend.floats:
         q, k = sample(rng, 9, 4, 16, dtype=dtype), sample(rng, 9, 1, 16, dtype=dtype)
@@ -61,7 +60,7 @@ def test_dtypes(backend: Target, layout: str, rng: Generator) -> None:
 
 @pytest.mark.covering
 @pytest.mark.parametrize("kind", ["batched", "one a sequence", "fractions", "token", "components"])
-def test_positions(backend: Target, kind: str, rng: Generator) -> None:
+def test_positions(backend, kind, rng):
     axes = (0, 1, 0, 1) if kind == "components" else None
     positions: Any = rng.integers(0, 1 << 20, (2, 2, 9) if axes else (2, 9))
     if kind == "one a sequence":
@@ -76,13 +75,13 @@ def test_positions(backend: Target, kind: str, rng: Generator) -> None:
     check_at(backend, rope, q, k, positions, axes="bhsd")
 
 
-def test_positions_of_the_library(backend: Target, rng: Generator) -> None:
+def test_positions_of_the_library(backend, rng):
     x = sample(rng, 9, 2, 8)
     expected = truth(RoPE().rotate, x, POSITIONS)
     check(backend, lambda x, p: RoPE().at(p, like=x).rotate(x), x, POSITIONS, expected=expected)
 
 
-def test_angles_that_are_handed_on(backend: Target, rng: Generator) -> None:
+def test_angles_that_are_handed_on(backend, rng):
     """Made in one function, used in another: each may be compiled by itself."""
     rope, x = RoPE(layout="half", scaling=YARN), sample(rng, 9, 2, 8)
     made = backend.make(x)
@@ -94,7 +93,7 @@ def test_angles_that_are_handed_on(backend: Target, rng: Generator) -> None:
         check_result(backend, result, truth(rotate, x, POSITIONS), x, rope)
 
 
-def test_tables_of_the_caller(backend: Target, rng: Generator) -> None:
+def test_tables_of_the_caller(backend, rng):
     rope = RoPE(layout="interleaved_to_half", rotary_dim=6, rotary_offset=1)
     q, k = sample(rng, 9, 3, 8), sample(rng, 9, 1, 8)
     tables = RoPE().cos_sin(POSITIONS, 6)
@@ -113,7 +112,7 @@ def test_tables_of_the_caller(backend: Target, rng: Generator) -> None:
     check_result(backend, result, back, q, rope, inverse=True)
 
 
-def test_widths_that_differ(backend: Target, rng: Generator) -> None:
+def test_widths_that_differ(backend, rng):
     """Angles are as wide as what they are made like; each array is computed in its own width."""
     if "float64" not in backend.floats:
         pytest.skip("it has no float64")
@@ -130,7 +129,7 @@ def test_widths_that_differ(backend: Target, rng: Generator) -> None:
     check(backend, rotate, *arrays, expected=(wide, single) * 2)
 
 
-def test_results_in_given_arrays() -> None:
+def test_results_in_given_arrays():
     q, k = np.ones((9, 4, 8), np.float32), np.ones((9, 2, 8), np.float32)
     expected = RoPE().apply(q, k, POSITIONS)
     angles = RoPE().at(POSITIONS, like=q)
@@ -145,7 +144,7 @@ def test_results_in_given_arrays() -> None:
         RoPE().with_tables(memory[:, 0, :4], angles.sin).rotate(np.ones_like(memory), out=memory)
 
 
-def test_inverse_tables_are_held_only_where_there_is_a_factor() -> None:
+def test_inverse_tables_are_held_only_where_there_is_a_factor():
     x = np.ones((9, 2, 8), np.float32)
     assert RoPE().at(POSITIONS, like=x).inverse is None
     cos, _ = RoPE(scaling=YARN).at(POSITIONS, like=x).inverse
@@ -165,9 +164,7 @@ CHOICES = tuple(
 
 
 @pytest.mark.parametrize(("where", "axes"), [("host", "bhsd"), ("device", "sbhd")])
-def test_each_sequence_is_rotated_by_its_own_rope(
-    backend: Target, axes: str, where: str, rng: Generator
-) -> None:
+def test_each_sequence_is_rotated_by_its_own_rope(backend, axes, where, rng):
     which = np.array([2, 0, 1, 2], np.int32)
     positions = np.array([[5, 6, 7], [1, 2, 3], [70_000, 4, 1_000_000], [0, 0, 1]])
     arrays, expected = [], []
@@ -186,7 +183,7 @@ def test_each_sequence_is_rotated_by_its_own_rope(
     check(backend, rotate, *arrays, which, rope=CHOICES[2], expected=tuple(expected))
 
 
-def test_longrope_by_the_length_of_each_request(rng: Generator) -> None:
+def test_longrope_by_the_length_of_each_request(rng):
     lengths = np.array([4096, 4097, 10, 100_000])
     choice = Choice((LONG.for_length(4096), LONG.for_length(4097)), lengths > 4096)
     x = rng.standard_normal((4, 1, 2, 8))
@@ -196,7 +193,7 @@ def test_longrope_by_the_length_of_each_request(rng: Generator) -> None:
         np.testing.assert_array_equal(rotated[i : i + 1], expected)
 
 
-def test_choices_for_all_layers_and_in_place(rng: Generator) -> None:
+def test_choices_for_all_layers_and_in_place(rng):
     q, k = sample(rng, 4, 3, 4, 12), sample(rng, 4, 3, 2, 12)
     choice = Choice(CHOICES, [0, 1, 2, 0])
     for positions in (None, np.arange(12).reshape(4, 3)):
@@ -211,7 +208,7 @@ def test_choices_for_all_layers_and_in_place(rng: Generator) -> None:
             np.testing.assert_array_equal(result, right)
 
 
-def test_tokens_that_are_packed(rng: Generator) -> None:
+def test_tokens_that_are_packed(rng):
     """A batch of sequences of one token, each with its own number."""
     packed, positions, which = sample(rng, 12, 4, 12), np.arange(12) ** 2, np.arange(12) % 3
     rotated = Choice(CHOICES, which).rotate(packed[:, None], positions[:, None])[:, 0]
@@ -220,7 +217,7 @@ def test_tokens_that_are_packed(rng: Generator) -> None:
         np.testing.assert_array_equal(rotated[which == i], expected)
 
 
-def test_gradients_and_out_of_range_on_a_device() -> None:
+def test_gradients_and_out_of_range_on_a_device():
     torch = pytest.importorskip("torch")
     x = torch.ones(3, 1, 2, 12, requires_grad=True)
     y = Choice(CHOICES[:2], torch.tensor([0, 1, 2])).rotate(x, [[5], [6], [7]])

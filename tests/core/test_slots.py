@@ -7,7 +7,7 @@ import pytest
 from numpy.random import Generator
 from support.bits import same, sample
 from support.slow_path import run_twice
-from support.targets import TARGETS, Target, numpy_dtype, rows, truth
+from support.targets import TARGETS, numpy_dtype, rows, truth
 
 import rope_xp
 from rope_xp import RoPE, RopeError
@@ -20,7 +20,7 @@ AXES = {"shd": (9, 2, 12), "bhsd": (2, 2, 9, 12)}
 
 
 @pytest.mark.parametrize(("where", "axes"), [("host", "shd"), ("device", "bhsd")])
-def test_slots_move_and_others_stay(backend: Target, axes: str, where: str, rng: Generator) -> None:
+def test_slots_move_and_others_stay(backend, axes, where, rng):
     cache, axis = sample(rng, *AXES[axes]), axes.index("s")
     x, slots = backend.make(cache), np.array(SLOTS, np.int32)
 
@@ -50,7 +50,7 @@ WRITING = ("numpy-llvm", "array-api-strict", "torch", "torch-llvm", "torch:gpu",
 
 @pytest.mark.parametrize("backend", rows(WRITING))
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
-def test_in_place(backend: Target, dtype: str, rng: Generator) -> None:
+def test_in_place(backend, dtype, rng):
     if dtype not in backend.floats:
         pytest.skip(f"{backend} is not tested with {dtype}")
     cache = sample(rng, 9, 2, 12, dtype=dtype)
@@ -63,7 +63,7 @@ def test_in_place(backend: Target, dtype: str, rng: Generator) -> None:
         np.testing.assert_array_equal(backend.back(written), expected)
 
 
-def test_to_another_rope(rng: Generator) -> None:
+def test_to_another_rope(rng):
     raw, to = rng.standard_normal((9, 2, 12)), RoPE(base=5e5, layout="half", rotary_dim=8)
     cache = ROPE.rotate(raw, np.arange(9))
     moved = ROPE.rerotate(cache, SLOTS, NEW, slots=SLOTS, to=to)
@@ -82,7 +82,7 @@ ERRORS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("message", ERRORS)
-def test_errors_come_before_anything_is_written(message: str) -> None:
+def test_errors_come_before_anything_is_written(message):
     cache = np.ones((9, 2, 12), np.float32)
     cache.setflags(write=message != "read-only")
     options: dict[str, Any] = {"old_positions": OLD, "new_positions": NEW, "slots": SLOTS}
@@ -91,7 +91,7 @@ def test_errors_come_before_anything_is_written(message: str) -> None:
     assert (cache == 1).all()
 
 
-def test_gradients() -> None:
+def test_gradients():
     torch = pytest.importorskip("torch")
     cache = torch.randn(9, 2, 12, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x: ROPE.rerotate(x, OLD, NEW, slots=SLOTS), cache)
@@ -122,9 +122,7 @@ def fill(cache: np.ndarray, k: np.ndarray, slots: np.ndarray, axes: str) -> np.n
 @pytest.mark.parametrize("axes", TOKENS)
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("chosen", CHOSEN)
-def test_as_rotate_and_assign(
-    backend: Target, axes: str, cache: str, chosen: str, rng: Generator, monkeypatch: Any
-) -> None:
+def test_as_rotate_and_assign(backend, axes, cache, chosen, rng, monkeypatch):
     hosts = make(rng, axes, cache)
     q, k, keys = map(backend.make, hosts)
     slots = np.array(CHOSEN[chosen], np.int32)[: np.prod(TOKENS[axes])].reshape(TOKENS[axes])
@@ -147,7 +145,7 @@ def test_as_rotate_and_assign(
 @pytest.mark.parametrize("library", ["numpy", "torch"])
 @pytest.mark.parametrize("strides", [*CACHES, "beside values"])
 @pytest.mark.parametrize("chosen", ["slice", "apart"])
-def test_strides(library: str, strides: str, chosen: str, rng: Generator, monkeypatch: Any) -> None:
+def test_strides(library, strides, chosen, rng, monkeypatch):
     """Kernels and cached calls write consecutive slots of a cache that has a flat view."""
     q, k, cache = make(rng, "bhsd", strides if strides in CACHES else "pages")
     if strides == "beside values":
@@ -193,7 +191,7 @@ ERRORS_OF_APPLY: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("slots", [[3, 4, 5], [5, 3, 4]])
 @pytest.mark.parametrize("message", ERRORS_OF_APPLY)
-def test_errors_of_apply(message: str, slots: list[int]) -> None:
+def test_errors_of_apply(message, slots):
     options: dict[str, Any] = {"slots": slots, "out": (Q, CACHE), "positions": [1, 2, 3]}
     with pytest.raises(RopeError, match=message):
         rope_xp.apply(Q, K, **(options | ERRORS_OF_APPLY[message]))
@@ -201,7 +199,7 @@ def test_errors_of_apply(message: str, slots: list[int]) -> None:
 
 
 @pytest.mark.parametrize("library", ["numpy", "torch"])
-def test_keys_and_queries_in_the_memory_of_the_cache(library: str, rng: Generator) -> None:
+def test_keys_and_queries_in_the_memory_of_the_cache(library, rng):
     """Keys move to other slots, in place too; the memory of queries is refused."""
     before = sample(rng, *CACHE.shape)
     for slots in ([3, 4, 5], [4, 5, 6], [2, 3, 4], [5, 3, 4]):
@@ -218,7 +216,7 @@ def test_keys_and_queries_in_the_memory_of_the_cache(library: str, rng: Generato
             rope_xp.apply(held, cache[9:12][None], slots=slots, out=(None, cache))
 
 
-def test_errors_of_torch_and_jax() -> None:
+def test_errors_of_torch_and_jax():
     torch, jnp = pytest.importorskip("torch"), pytest.importorskip("jax.numpy")
     (q, k, cache), x = map(torch.tensor, (Q, K, CACHE)), jnp.asarray(Q)
     for message, arrays, out, slots in (
@@ -249,13 +247,13 @@ def move(dtype: str, start: int, step: int, moves: int, *, slots: bool) -> float
 
 
 @pytest.mark.parametrize(("start", "step"), [(5000, 1), (1_000_000, -1), (300_000, 64)])
-def test_a_thousand_moves(start: int, step: int) -> None:
+def test_a_thousand_moves(start, step):
     """In slots float32 is turned in float64, which leaves one rounding a move, each another."""
     assert move("float32", start, step, 1000, slots=True) <= 1e-5
     assert move("float32", start, step, 1000, slots=False) <= 1e-4
 
 
-def test_bfloat16_is_to_be_moved_seldom() -> None:
+def test_bfloat16_is_to_be_moved_seldom():
     """Its keys have 8 bits: a little turn is rounded away, and a thousand of them are lost."""
     assert move("bfloat16", 1_000_000, -1000, 1, slots=True) < 2.0**-8
     assert move("bfloat16", 1_000_000, -1, 1000, slots=True) > 0.1

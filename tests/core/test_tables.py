@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from support import oracles
 from support.exhaustive import exhaustive
 from support.programs import printed
-from support.targets import Target, namespace
+from support.targets import namespace
 
 import rope_xp
 from rope_xp import RoPE
@@ -34,7 +34,7 @@ def key(base: float, head_dim: int) -> TableKey:
     return TableKey(RoPE(base=base), head_dim, False, False)
 
 
-def test_tables_are_small_and_shared() -> None:
+def test_tables_are_small_and_shared():
     """O(sqrt(max position)): 4609 rows serve 2**31 positions, and are built once."""
     rope, before = RoPE(base=77_777.0), host_tables.__self__.built
     for length in (5, 50, 500):
@@ -48,7 +48,7 @@ def test_tables_are_small_and_shared() -> None:
 
 
 @pytest.mark.parametrize("r", [96, 128])
-def test_tables_hold_the_nearest_float32(r: int) -> None:
+def test_tables_hold_the_nearest_float32(r):
     """Of the largest digits too, where a float64 frequency is too coarse: that costs 1.2e-7."""
     pairs, digits = [0, 1, 2, 3, 5, 9, r // 2 - 1], [0, 1, 2, 255, 510, 511]
     columns = [*pairs, *(r // 2 + i for i in pairs)]
@@ -62,7 +62,7 @@ def test_tables_hold_the_nearest_float32(r: int) -> None:
 
 
 @pytest.fixture
-def room_for_six(monkeypatch: pytest.MonkeyPatch) -> None:
+def room_for_six(monkeypatch):
     """Limit all caches to six tables of 32 components in float32, and clear them."""
     monkeypatch.setattr(caches, "MOST_BYTES", 6 * (4609 * 32 + 16) * 4)
     rope_xp.clear_caches()
@@ -76,7 +76,7 @@ def count_bytes() -> int:
 
 
 @pytest.mark.usefixtures("room_for_six")
-def test_many_ropes_take_a_known_number_of_bytes(backend: Target) -> None:
+def test_many_ropes_take_a_known_number_of_bytes(backend):
     """What is made of them for a library counts as well."""
     x = backend.make(np.ones((3, 1, 32), np.float32))
     for i in range(12):
@@ -85,7 +85,7 @@ def test_many_ropes_take_a_known_number_of_bytes(backend: Target) -> None:
 
 
 @pytest.mark.usefixtures("room_for_six")
-def test_the_oldest_tables_are_evicted() -> None:
+def test_the_oldest_tables_are_evicted():
     first, *others = (key(3000.0 + i, 32) for i in range(7))
     tables = host_tables(first)
     for other in others[:5]:
@@ -96,7 +96,7 @@ def test_the_oldest_tables_are_evicted() -> None:
 
 
 @pytest.mark.usefixtures("room_for_six")
-def test_tables_beyond_the_bound_are_kept_alone() -> None:
+def test_tables_beyond_the_bound_are_kept_alone():
     """Else two ropes of a model would have theirs made anew in every call."""
     keys = [key(4000.0 + i, 256) for i in range(2)]
     tables = [host_tables(k) for k in keys]
@@ -106,7 +106,7 @@ def test_tables_beyond_the_bound_are_kept_alone() -> None:
     assert len(caches._ORDER) == 2
 
 
-def test_caches_have_one_home_and_a_bound_each() -> None:
+def test_caches_have_one_home_and_a_bound_each():
     home = Path(caches.__file__)
     folders = [home.parents[1], Path(importlib.import_module("rope_xp_backends").__file__).parent]
     uses = re.compile(
@@ -124,7 +124,7 @@ def test_caches_have_one_home_and_a_bound_each() -> None:
             assert 0 < (cache.max_entries if counted else cache.cache_info().maxsize) <= 4096, name
 
 
-def test_a_cached_function_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cached_function_has_a_bound(monkeypatch):
     monkeypatch.setattr(caches, "REGISTRY", {})
     double = caches.cached(2)(lambda n: 2 * n)
     assert [double(n) for n in (1, 2, 3, 3)] == [2, 4, 6, 6]
@@ -134,7 +134,7 @@ def test_a_cached_function_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @given(st.integers(2, 9), st.lists(st.integers(0, 12), max_size=200))
-def test_a_bounded_cache_keeps_what_was_used_lately(size: int, keys: list[int]) -> None:
+def test_a_bounded_cache_keeps_what_was_used_lately(size, keys):
     """Half of its size are the entries that were looked up or stored last."""
     cache, used = caches.BoundedCache("test", size), list[int]()
     del caches.REGISTRY["test"]
@@ -149,7 +149,7 @@ def test_a_bounded_cache_keeps_what_was_used_lately(size: int, keys: list[int]) 
     assert (len(cache), cache.values()) == (0, [])
 
 
-def test_tables_that_are_built_while_caches_are_cleared() -> None:
+def test_tables_that_are_built_while_caches_are_cleared():
     """As another thread may build some between any two steps, such as here the hash of a cache."""
     other, keys = caches.TableCache(lambda _: (np.zeros(1),)), itertools.count()
 
@@ -163,7 +163,7 @@ def test_tables_that_are_built_while_caches_are_cleared() -> None:
     rope_xp.clear_caches()  # of the last of the others
 
 
-def test_caches_are_cleared_while_threads_fill_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_caches_are_cleared_while_threads_fill_them(monkeypatch):
     table, done = np.zeros(1, np.float32), threading.Event()
     monkeypatch.setattr(caches, "REGISTRY", {})
     tables, values = caches.TableCache(lambda _: (table,)), caches.BoundedCache("values", 64)
@@ -204,7 +204,7 @@ def test_caches_are_cleared_while_threads_fill_them(monkeypatch: pytest.MonkeyPa
         *(exhaustive("mixed", "numpy"), exhaustive("mixed", "torch")),
     ],
 )
-def test_calls_hold_little(kind: str, library: str) -> None:
+def test_calls_hold_little(kind, library):
     """70 MiB of RSS, 64 of them tables, where malloc returns what is freed to the system."""
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} is not installed")
@@ -217,7 +217,7 @@ def test_calls_hold_little(kind: str, library: str) -> None:
 # --- whose tables they are -----------------------------------------------------------------------
 
 
-def test_two_bases_do_not_share_tables(backend: Target) -> None:
+def test_two_bases_do_not_share_tables(backend):
     x = backend.make(np.ones((4, 1, 8), np.float32))
     first, second = (backend.back(RoPE(base=b).rotate(x)) for b in (1e4, 1e5))
     assert (first != second).any()
@@ -265,7 +265,7 @@ class Nested:
     ],
     ids=["classes", "classes of parts", "fields left out", "a truth value"],
 )
-def test_rules_that_are_equal_do_not_share_tables(backend: Target, one: Any, two: Any) -> None:
+def test_rules_that_are_equal_do_not_share_tables(backend, one, two):
     assert one == two
     assert RoPE(scaling=one) != RoPE(scaling=two)
     x = np.array([[[1.0, 0.0]]], np.float32)
@@ -277,7 +277,7 @@ def test_rules_that_are_equal_do_not_share_tables(backend: Target, one: Any, two
         np.testing.assert_allclose(backend.back(rotated)[0, 0], expected, rtol=0, atol=2.4e-7)
 
 
-def test_ropes_that_hold_the_same_are_equal() -> None:
+def test_ropes_that_hold_the_same_are_equal():
     for one, two in (
         (RoPE(base=10000), RoPE(base=10000.0)),
         (RoPE(scaling=Linear(4)), RoPE(scaling=Linear(4.0))),
@@ -289,7 +289,7 @@ def test_ropes_that_hold_the_same_are_equal() -> None:
     assert RoPE() != 1
 
 
-def test_threads_see_the_same_tables() -> None:
+def test_threads_see_the_same_tables():
     x = np.random.default_rng(0).standard_normal((64, 2, 64), np.float32)
     ropes = [RoPE(base=1000.0 + i) for i in range(12)]
 
@@ -305,7 +305,7 @@ def test_threads_see_the_same_tables() -> None:
 # --- cos_sin -------------------------------------------------------------------------------------
 
 
-def test_where_tables_are_made_and_of_what(backend: Target) -> None:
+def test_where_tables_are_made_and_of_what(backend):
     xp, positions = namespace(backend), backend.make(np.arange(3))
     device = getattr(positions, "device", None)
     expected = RoPE().cos_sin([0, 1, 2], 8)
@@ -322,7 +322,7 @@ def test_where_tables_are_made_and_of_what(backend: Target) -> None:
     assert tuple(RoPE().cos_sin(5, 8, xp=xp)[0].shape) == (4,)
 
 
-def test_dtype_of_tables() -> None:
+def test_dtype_of_tables():
     torch = pytest.importorskip("torch")
     cos, sin = RoPE().cos_sin(torch.arange(3), 8, dtype=torch.bfloat16)
     assert cos.dtype == sin.dtype == torch.bfloat16
@@ -337,7 +337,7 @@ def test_dtype_of_tables() -> None:
         RoPE().cos_sin(torch.arange(3), 8, device="meta")
 
 
-def test_positions_of_any_shape() -> None:
+def test_positions_of_any_shape():
     positions = np.arange(24).reshape(2, 3, 4)
     cos, sin = RoPE().cos_sin(positions, 8)
     assert cos.shape == sin.shape == (2, 3, 4, 4)

@@ -32,7 +32,7 @@ def logits(model: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_patched_model_has_the_same_logits(name: str) -> None:
+def test_a_patched_model_has_the_same_logits(name):
     model = make(name, **OPTIONS.get(name, {}))
     before = logits(model)
     with torch.no_grad():
@@ -50,7 +50,7 @@ def test_a_patched_model_has_the_same_logits(name: str) -> None:
     assert torch.equal(logits(model), before)
 
 
-def test_qwen2_vl() -> None:
+def test_qwen2_vl():
     if VERSION < (4, 57):
         pytest.skip("the rotary module of Qwen2-VL keeps no configuration, and is refused by name")
     with warnings.catch_warnings():

@@ -54,7 +54,7 @@ def rotated(chunks: int):
 
 @pytest.mark.exhaustive
 @pytest.mark.skipif(not STATUS.exists(), reason="only Linux tells the peak of memory")
-def test_more_than_a_worker_can_hold(tmp_path: pathlib.Path) -> None:
+def test_more_than_a_worker_can_hold(tmp_path):
     assert CHUNKS * CHUNK >= 2 * LIMIT
     with (
         distributed.LocalCluster(

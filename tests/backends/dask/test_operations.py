@@ -30,7 +30,7 @@ CHUNKS = [
 
 @pytest.mark.parametrize("chunks", CHUNKS)
 @pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES)
-def test_every_operation_keeps_chunks_and_bits(chunks, rope: RoPE):
+def test_every_operation_keeps_chunks_and_bits(chunks, rope):
     x, p = sample(2, 9, 4, 8), np.arange(9) * 1000 + 5
     lazy = da.from_array(x, chunks=chunks)
     for turn in (
@@ -45,7 +45,7 @@ def test_every_operation_keeps_chunks_and_bits(chunks, rope: RoPE):
 
 
 @pytest.mark.parametrize("dtype", ALL_FLOATS)
-def test_large_blocks_run_the_compiled_kernels(dtype: str):
+def test_large_blocks_run_the_compiled_kernels(dtype):
     """Blocks take numpy's fast path, whose kernels are compiled here if they were not."""
     pytest.importorskip("llvmlite", reason="llvmlite is not installed")
     x = sample(1, 24, 2, 16, dtype=dtype)
@@ -61,7 +61,7 @@ AXES = [("bhsd", (2, 4, 9, 8)), ("sbhd", (9, 2, 4, 8)), ("sxhbd", (9, 2, 3, 2, 8
 
 
 @pytest.mark.parametrize(("axes", "shape"), AXES)
-def test_axes_and_batched_positions(axes: str, shape: tuple[int, ...]):
+def test_axes_and_batched_positions(axes, shape):
     x = sample(*shape)
     lazy = da.from_array(x, chunks=tuple(max(n // 2, 1) for n in shape))
     batch = [n for n, name in zip(shape, axes, strict=True) if name not in "shd"]
@@ -106,7 +106,7 @@ def test_tables_of_the_caller():
 
 @pytest.mark.parametrize("kind", ["int32", "uint64", "float16", "float32", "float64"])
 @pytest.mark.parametrize("wide", [False, True])
-def test_tables_of_lazy_positions(kind: str, wide: bool):
+def test_tables_of_lazy_positions(kind, wide):
     p = np.arange(30).reshape(2, 15).astype(kind)
     lazy = da.from_array(p, chunks=(1, 4))
     tables, dtype = RoPE().cos_sin, np.float64 if wide else None
@@ -284,7 +284,7 @@ def test_unknown_lengths_are_refused_where_they_matter():
 
 
 @pytest.mark.parametrize("tokens", [64, 8192])
-def test_blocks_that_turn_out_not_to_fit(tokens: int):
+def test_blocks_that_turn_out_not_to_fit(tokens):
     """Of unknown lengths: large blocks take kernels, which would read as many as they need."""
     x = da.ones((1, tokens, 2, 64), chunks=(1, tokens // 2, 2, 64), dtype=np.float32)
     at = da.arange(tokens, chunks=tokens // 2)

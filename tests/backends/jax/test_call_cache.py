@@ -32,7 +32,7 @@ POSITIONS = {
 @pytest.mark.covering
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("positions", POSITIONS)
-def test_same_bits(positions, dtype, rng, monkeypatch) -> None:
+def test_same_bits(positions, dtype, rng, monkeypatch):
     q, k = (jnp.asarray(sample(rng, 2, 2, n, 8), dtype) for n in (4, 2))
     at = POSITIONS[positions]
     for call in (
@@ -45,7 +45,7 @@ def test_same_bits(positions, dtype, rng, monkeypatch) -> None:
             np.testing.assert_array_equal(np.asarray(first, "f4"), np.asarray(second, "f4"))
 
 
-def test_same_bits_of_components_and_tables(rng, monkeypatch) -> None:
+def test_same_bits_of_components_and_tables(rng, monkeypatch):
     q, k = (jnp.asarray(sample(rng, 1, 3, n, 8)) for n in (4, 2))
     images = jnp.asarray([[1, 2, 3], [4, 5, 6]])
     angles = HALF.at(images[0], like=q)
@@ -59,7 +59,7 @@ def test_same_bits_of_components_and_tables(rng, monkeypatch) -> None:
             np.testing.assert_array_equal(np.asarray(first), np.asarray(second))
 
 
-def test_the_range_of_positions_is_part_of_a_signature() -> None:
+def test_the_range_of_positions_is_part_of_a_signature():
     """What is compiled for small ones reads fewer digits."""
     CALLS.cache_clear()
     x = jnp.ones((1, 2, 8))
@@ -71,7 +71,7 @@ def test_the_range_of_positions_is_part_of_a_signature() -> None:
             np.testing.assert_allclose(np.asarray(HALF.rotate(x, [far])), expected, atol=1e-6)
 
 
-def test_cached_calls_hold_no_arrays() -> None:
+def test_cached_calls_hold_no_arrays():
     CALLS.cache_clear()
     q, k, at = jnp.ones((1, 3, 4, 8)), jnp.ones((1, 3, 2, 8)), jnp.asarray([1, 2, 3])
     made = [*HALF.apply(q, k, at), *HALF.at(at, like=q).apply(q, k)]
@@ -82,7 +82,7 @@ def test_cached_calls_hold_no_arrays() -> None:
     assert [x() for x in held] == [None] * len(held)
 
 
-def test_transforms_take_the_slow_path() -> None:
+def test_transforms_take_the_slow_path():
     CALLS.cache_clear()
     x = jnp.arange(48.0).reshape(3, 2, 8)
     expected = np.asarray(HALF.rotate(x))

@@ -24,7 +24,7 @@ ATOL = 1e-6
 
 
 @pytest.fixture(autouse=True, params=["jit", exhaustive("jit-gpu")])
-def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def path(request, monkeypatch):
     """Have jax's arrays take a path; use_path would ask numpy's for it as well."""
     reason = None if request.param == "jit-gpu" else "it is the other one's turn"
     monkeypatch.setattr(glue.JitGpu, "decline_reason", lambda *_, **__: reason)
@@ -40,7 +40,7 @@ def close(a, b, atol=ATOL):
 
 
 @pytest.mark.parametrize("path", ["jit", "jit-gpu"], indirect=True)
-def test_eager_calls_run_one_jitted_function(path: str):
+def test_eager_calls_run_one_jitted_function(path):
     q, k = sample(1, 5, 4, 16), sample(1, 5, 2, 16)
     assert rope_xp.explain(q, k).path == path
     (run,) = [p._run for p in glue.BACKEND.paths if p.name == path]
@@ -55,7 +55,7 @@ def test_eager_calls_run_one_jitted_function(path: str):
 @pytest.mark.parametrize("rotary_dim", [4, 6])
 @pytest.mark.parametrize("layout", ["interleaved", "half", "interleaved_to_half"])
 @pytest.mark.parametrize("path", ["jit", "jit-gpu"], indirect=True)
-def test_gradients(layout: str, rotary_dim: int):
+def test_gradients(layout, rotary_dim):
     from jax.test_util import check_grads
 
     rope = RoPE(layout=layout, rotary_dim=rotary_dim)
@@ -70,7 +70,7 @@ def test_gradients(layout: str, rotary_dim: int):
 @pytest.mark.parametrize("layout", ["interleaved", "half", "interleaved_to_half"])
 @pytest.mark.parametrize(("dtype", "bits"), [("bfloat16", 8), ("float16", 11)])
 @pytest.mark.parametrize("path", ["jit", "jit-gpu"], indirect=True)
-def test_gradients_are_rounded_once(layout: str, dtype: str, bits: int):
+def test_gradients_are_rounded_once(layout, dtype, bits):
     rope, g = RoPE(layout=layout, rotary_dim=8), sample(5, 3, 10).astype(dtype)
     expected = rope.unrotate(np.asarray(g).astype(np.float64), POSITIONS)
     (got,) = jax.vjp(lambda x: rope.rotate(x, POSITIONS), g)[1](g)
@@ -115,7 +115,7 @@ def test_decoding_in_scan():
     close(looped, rope.rotate(x[0], [3]), 2e-6)
 
 
-def test_no_table_is_built_for_a_call_or_a_length(path: str):
+def test_no_table_is_built_for_a_call_or_a_length(path):
     rope = RoPE(base=43_210.0 + len(path))  # another one for each path
     rotate = jax.jit(rope.rotate)
     before = host_tables.__self__.built
@@ -173,7 +173,7 @@ def test_x64():
 
 
 @pytest.mark.parametrize("implicit", [True, False])
-def test_export_with_symbolic_lengths(implicit: bool):
+def test_export_with_symbolic_lengths(implicit):
     from jax import export
 
     rope = RoPE(layout="half")

@@ -38,7 +38,7 @@ def numpy_positions(q, k, p):
     [options_inside, exhaustive(rope_outside), no_positions, numpy_positions],
     ids=lambda f: f.__name__,
 )
-def test_compile_without_warning_in_two_graphs(function) -> None:
+def test_compile_without_warning_in_two_graphs(function):
     """The first graph is for one length, the second for all. pytest makes warnings errors."""
     graphs = []
     count = lambda graph, _: graphs.append(graph) or graph  # noqa: E731  # short
@@ -50,7 +50,7 @@ def test_compile_without_warning_in_two_graphs(function) -> None:
     assert len(graphs) <= 2
 
 
-def test_no_table_is_built_for_a_call_or_a_length() -> None:
+def test_no_table_is_built_for_a_call_or_a_length():
     rope = RoPE(base=54_321.0)
     compiled = torch.compile(lambda x: rope.rotate(x), fullgraph=True, backend="aot_eager")
     before = host_tables.__self__.built
@@ -59,7 +59,7 @@ def test_no_table_is_built_for_a_call_or_a_length() -> None:
     assert host_tables.__self__.built == before + 1
 
 
-def test_generated_code_has_exact_angles() -> None:
+def test_generated_code_has_exact_angles():
     """The trap: traced, the float64 table builder was compiled in float32, off by 4.4e-4."""
     with mpmath.workdps(40):
         angles = [
@@ -105,7 +105,7 @@ def there_and_back(x):
 @pytest.mark.parametrize(
     ("function", "path"), [(two_ropes, None), (in_place, None), (there_and_back, "portable")]
 )
-def test_compiled_functions_do_as_eager_ones(function, path: str | None) -> None:
+def test_compiled_functions_do_as_eager_ones(function, path):
     x, y = sample(900, 2, 8), sample(900, 2, 8)
     with rope_xp.use_path(path):
         same(torch.compile(function, fullgraph=True, backend="aot_eager")(x), function(y))
@@ -149,7 +149,7 @@ class Layer(torch.nn.Module):
 
 @torch._dynamo.config.patch(recompile_limit=64)  # far more ropes than a model has
 @pytest.mark.parametrize(("dynamic", "every"), [(None, 4), exhaustive(True, 1)])
-def test_layers_with_ropes_of_their_own(dynamic: bool | None, every: int) -> None:
+def test_layers_with_ropes_of_their_own(dynamic, every):
     """One forward function, many ropes and sizes: numbers that Dynamo would make symbols of."""
     rule = Nested(Inner(factor=2.0), (1.0, 2.0, 4.0, 8.0))
     ropes = [
@@ -168,7 +168,7 @@ def test_layers_with_ropes_of_their_own(dynamic: bool | None, every: int) -> Non
                 same(compiled(x, p), layer(x, p))
 
 
-def test_generated_code_gives_nan_out_of_range() -> None:
+def test_generated_code_gives_nan_out_of_range():
     """In C++ abs of the most negative integer is undefined, and the compiler makes use of that."""
     compiled = torch.compile(lambda p: RoPE().cos_sin(p, 64), fullgraph=True)
     for outside in (
@@ -191,7 +191,7 @@ def test_generated_code_gives_nan_out_of_range() -> None:
     [POSITIONS, POSITIONS // 7 + 0.25, POSITIONS.tolist(), [1, 16_777_217.7], range(3), 7],
     ids=lambda p: type(p).__name__,
 )
-def test_compiled_tables_of_any_positions(positions, options) -> None:
+def test_compiled_tables_of_any_positions(positions, options):
     """Of tensors, or of Python numbers, which say nothing of library and device."""
     given = {**options, "xp": torch}
     expected = RoPE().cos_sin(positions, 8, **given)
@@ -217,7 +217,7 @@ def test_compiled_tables_of_any_positions(positions, options) -> None:
         ("half", 2, {"min": 2, "max": 2049}, False),
     ],
 )
-def test_what_is_known_to_be_small_is_left_to_the_compiler(layout, tokens, dynamic, fused) -> None:
+def test_what_is_known_to_be_small_is_left_to_the_compiler(layout, tokens, dynamic, fused):
     graphs = []
     rope = RoPE(layout=layout)
     q, k, p = sample(1, tokens, 6, 16), sample(1, tokens, 2, 16), torch.arange(tokens) + 70_000
@@ -232,7 +232,7 @@ def test_what_is_known_to_be_small_is_left_to_the_compiler(layout, tokens, dynam
 
 
 @pytest.mark.parametrize("dtype", [exhaustive(torch.float32), torch.bfloat16])
-def test_a_small_rotation_in_generated_code_has_the_bits_of_eager(dtype) -> None:
+def test_a_small_rotation_in_generated_code_has_the_bits_of_eager(dtype):
     rope = RoPE(layout="half")
     q, k = sample(2, 5, 4, 16, dtype=dtype), sample(2, 5, 2, 16, dtype=dtype)
     got = torch.compile(rope.apply, fullgraph=True)(q, k, POSITIONS)

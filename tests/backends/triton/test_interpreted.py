@@ -34,7 +34,7 @@ RUNS = [
 @pytest.mark.parametrize(
     ("files", "chosen", "least"), RUNS, ids=lambda a: a[0] if isinstance(a, list) else ""
 )
-def test_in_the_interpreter(files: list[str], chosen: str, least: int) -> None:
+def test_in_the_interpreter(files, chosen, least):
     paths = sorted(str(path) for file in files for path in TESTS.glob(file))
     options = ("-q", "-n", "0", "-p", "no:cacheprovider", "-m", "", "-k", chosen)
     done = subprocess.run(
