@@ -44,7 +44,6 @@ def test_all_combinations_of_two_digits_are_within_the_bound():
 
 
 def test_tables_have_the_same_bits_on_every_backend(backend):
-    """jax among them: products that its compiler cannot fuse."""
     rng = np.random.default_rng(7)
     whole = np.concatenate([np.arange(3000), rng.integers(1 - (1 << 31), 1 << 31, 5000)])
     for positions in (whole, (whole[3000:] / (1 << 20)).astype(np.float32)):
@@ -135,17 +134,15 @@ def test_implicit_positions_around_a_digit_equal_given_ones(backend, tokens):
     assert np.abs(counted[-1, 0, 1::2] - sin).max() <= BELOW_2_22
 
 
-FAR = ([0.5 - (1 << 31)], [1 << 31], [-(1 << 31)], [np.nan], [np.inf], [1e300])
 OUT_OF_RANGE = "positions must lie between -2147483648 and"
 
 
 def test_positions_out_of_range_raise_on_the_host_and_give_nan_on_a_device(backend):
     """On the host an error; on a device, which is not read, NaN: loud, and never a guess."""
-    x = backend.make(np.ones((1, 1, 8), np.float32))
-    for positions in FAR:
-        with pytest.raises(ValueError, match=OUT_OF_RANGE):
-            RoPE().rotate(x, positions)
     x = backend.make(np.ones((3, 1, 8), np.float32))
+    for position in (0.5 - (1 << 31), 1 << 31, -(1 << 31), np.nan, np.inf, 1e300):
+        with pytest.raises(ValueError, match=OUT_OF_RANGE):
+            RoPE().rotate(x, [position, 0, 0])
     if backend.name in ("torch", "torch-llvm", "torch-triton"):  # the last one interpreted
         for far in ([np.nan, 0.0, 0.0], [1 << 31, 0, 0]):
             with pytest.raises(ValueError, match=OUT_OF_RANGE):

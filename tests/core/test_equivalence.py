@@ -68,13 +68,12 @@ def test_every_order_of_axes_rotates_each_token_as_alone(
     rope = RoPE(layout="half")
     order = [i for i, n in enumerate(names) if n not in "shd"] + [names.index("s")]
     pair = sample(rng, *q_shape), sample(rng, *k_shape)
-    expected = tuple(map(np.empty_like, pair))
+    expected, every = tuple(map(np.empty_like, pair)), np.broadcast_to(positions, (*batch, 9))
     for x, y in zip(pair, expected, strict=True):
         tokens, rotated = (np.moveaxis(z, order, range(len(order))) for z in (x, y))
         for at in np.ndindex(*batch, 9):
             token = np.atleast_2d(tokens[at])[:, None]
-            position = int(np.broadcast_to(positions, (*batch, 9))[at])
-            alone = truth(rope.rotate, token, [position], axes="bsd")
+            alone = truth(rope.rotate, token, [int(every[at])], axes="bsd")
             rotated[at] = alone.reshape(rotated[at].shape)
     apply = partial(rope.apply, positions=positions, axes=axes)
     check(backend, lambda q, k: apply(q, k), *pair, rope=rope, expected=expected)
@@ -84,8 +83,7 @@ def test_keys_turn_by_positions_of_their_own(backend, rng):
     q, k = sample(rng, 2, 3, 4, 8), sample(rng, 2, 7, 2, 8)
     p, kp = np.array([100, 101, 102]), np.arange(96, 103)
     expected = truth(RoPE().rotate, q, p), truth(RoPE().rotate, k, kp)
-    apply = partial(rope_xp.apply, positions=p, k_positions=kp)
-    check(backend, lambda q, k: apply(q, k), q, k, expected=expected)
+    check(backend, lambda q, k: rope_xp.apply(q, k, p, k_positions=kp), q, k, expected=expected)
 
 
 def test_queries_and_keys_of_two_dtypes_keep_each_its_own(backend, rng):
@@ -113,15 +111,13 @@ def test_rerotated_keys_equal_rotated_ones(backend, layout, rng):
 def test_strided_views_equal_contiguous_copies(rng):
     qkv = sample(rng, 2, 9, 3, 4, 8)
     expected = RoPE().rotate(qkv[:, :, 0].copy(), POSITIONS)
-    for x in (qkv[:, :, 0], np.asfortranarray(qkv[:, :, 0])):
-        np.testing.assert_array_equal(RoPE().rotate(x, POSITIONS), expected)
-    backwards = RoPE().rotate(qkv[:, ::-1, 0], POSITIONS[::-1])
-    np.testing.assert_array_equal(backwards[:, ::-1], expected)
-    torch = pytest.importorskip("torch")
-    x = torch.from_numpy(qkv)[:, :, 0]
-    np.testing.assert_array_equal(RoPE().rotate(x, POSITIONS).numpy(), expected)
-    rotated = RoPE().rotate(x.transpose(1, 2), POSITIONS, axes="bhsd")
-    np.testing.assert_array_equal(rotated.transpose(1, 2).numpy(), expected)
+    x = pytest.importorskip("torch").from_numpy(qkv)[:, :, 0]
+    for rotated in (
+        *(RoPE().rotate(y, POSITIONS) for y in (qkv[:, :, 0], np.asfortranarray(qkv[:, :, 0]), x)),
+        RoPE().rotate(qkv[:, ::-1, 0], POSITIONS[::-1])[:, ::-1],
+        RoPE().rotate(x.transpose(1, 2), POSITIONS, axes="bhsd").transpose(1, 2),
+    ):
+        np.testing.assert_array_equal(rotated, expected)
 
 
 def test_tables_of_the_caller_equal_positions(backend, rng):
@@ -210,16 +206,14 @@ def test_one_position_for_many_tokens_is_refused(backend, shape, components):
 @pytest.mark.parametrize("shape", [(0, 5, 2, 8), (2, 0, 2, 8), (2, 5, 0, 8), (0, 0, 0, 8)])
 def test_empty_axes_give_empty_results(backend, shape):
     x, positions = backend.make(np.zeros(shape, np.float32)), np.arange(shape[1])
-    rotate = RoPE(rotary_dim=4).rotate
-    results = [rotate(x, p) for p in (None, positions, backend.make(positions))]
-    for y in (*results, *rope_xp.apply(x, x)):
-        assert backend.back(y).shape == shape
+    for p in (None, positions, backend.make(positions)):
+        for y in (RoPE(rotary_dim=4).rotate(x, p), *rope_xp.apply(x, x, p)):
+            assert backend.back(y).shape == shape
 
 
-def test_each_pair_turns_by_its_own_position_component(backend):
-    rng = np.random.default_rng(0)
+def test_each_pair_turns_by_its_own_position_component(backend, rng):
     axes = (0, 1, 2, 0, 1, 2, 0, 0)  # as in Qwen3-VL
-    x = rng.standard_normal((2, 9, 3, 16), np.float32)
+    x = sample(rng, 2, 9, 3, 16)
     positions = rng.integers(-1_000_000, 1_000_000, (3, 2, 9))
     rope = RoPE(position_axes=axes)
     expected = np.empty_like(x)
