@@ -152,7 +152,7 @@ def test_positions_out_of_range_raise_on_the_host_and_give_nan_on_a_device(backe
         return
     beyond = [np.array([1 << 31, (1 << 31) + 1, (1 << 32) - 1], np.uint32)]
     if "float64" in backend.floats:  # jax without x64 has no 64-bit integers either
-        beyond.append(np.array([1 << 31, 1 << 40, -(1 << 31)]))
+        beyond += [np.array([1 << 31, 1 << 40, -(1 << 31)]), np.array([-(1 << 63)] * 3)]
         beyond.append(np.array([1 << 31, (1 << 63) + 1, (1 << 64) - 1], np.uint64))
     cases = [("float32", np.array([np.nan, np.inf, 2.0**31], np.float32))]
     cases += [("float32", np.array([np.iinfo(np.int32).min] * 3, np.int32))]

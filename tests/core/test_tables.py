@@ -34,14 +34,23 @@ def key(base: float, head_dim: int) -> TableKey:
     return TableKey(RoPE(base=base), head_dim, False, False)
 
 
-def test_tables_are_small_and_shared():
-    """O(sqrt(max position)): 4609 rows serve 2**31 positions, and are built once."""
-    rope, before = RoPE(base=77_777.0), host_tables.__self__.built
-    for length in (5, 50, 500):
-        x = np.ones((length, 2, 128), np.float32)
-        rope.rotate(x)
-        rope.rotate(x, np.arange(length) + 1_000_000_000)
+BASES = itertools.count(77_777)  # of no rope whose tables are cached
+
+
+def test_tables_are_built_once_for_all_lengths_and_positions(backend):
+    """And in no traced call anew."""
+    rope, before = RoPE(base=next(BASES)), host_tables.__self__.built
+    for length in (5, 6, 70):
+        x = backend.make(np.ones((length, 2, 8), np.float32))
+        rotate = [lambda x, p=p: rope.rotate(x, p) for p in (None, np.arange(length) + 10**9)]
+        for call in rotate:
+            backend.run(call, x)
+            call(x)
     assert host_tables.__self__.built == before + 1
+
+
+def test_tables_take_the_root_of_the_largest_position():
+    """4609 rows serve 2**31 positions."""
     host = host_tables(key(77_777.0, 128))
     assert sum(t.nbytes for t in host if t is not None) < 2.5e6
     assert sum(t.shape[0] for t in tuple(host)[:3]) == 2048 + 2048 + 513

@@ -76,7 +76,7 @@ def disassembled(cubin, folder):
 @pytest.mark.parametrize(
     ("arch", "every"), [("sm_90", 14), *(exhaustive(arch, 1) for arch in MATRIX)]
 )
-def test_kernels_fit_the_chip(arch, every, nvrtc, tmp_path):
+def test_kernels_fit_registers_and_spill_nothing(arch, every, nvrtc, tmp_path):
     keys = MATRIX[arch][::every]
     names, log, cubin = compiled(nvrtc, arch, keys)
     reports = REPORT.findall(log)

@@ -54,7 +54,7 @@ def rotated(chunks: int):
 
 @pytest.mark.exhaustive
 @pytest.mark.skipif(not STATUS.exists(), reason="only Linux tells the peak of memory")
-def test_more_than_a_worker_can_hold(tmp_path):
+def test_arrays_larger_than_a_worker_pass_through_it_without_spilling(tmp_path):
     assert CHUNKS * CHUNK >= 2 * LIMIT
     with (
         distributed.LocalCluster(
