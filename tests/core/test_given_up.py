@@ -4,6 +4,7 @@ import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -53,11 +54,9 @@ def test_a_kernel_is_compiled_once_for_all_threads():
         together.wait()
         results.append(kernels.get("a"))
 
-    threads = [threading.Thread(target=call) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        for future in [pool.submit(call) for _ in range(8)]:
+            future.result()
     assert [*results, kernels.get("b")] == ["A"] * 8 + ["B"]
     assert compiled == ["a", "b"]
     assert kernels.ready("a")
@@ -86,8 +85,10 @@ def test_a_kernel_that_fails_is_given_up_and_leaves_the_others():
 
 
 ANYTHING = [
-    *(SystemError("initialization of _internal failed"), AssertionError(), KeyError("no")),
-    *(RuntimeError("cannot cache function"), ZeroDivisionError()),
+    SystemError("initialization failed"),
+    AssertionError(),
+    KeyError("no"),
+    RuntimeError("no"),
 ]
 
 

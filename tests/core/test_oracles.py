@@ -22,7 +22,7 @@ CASES = onnx_cases()
 
 @pytest.mark.covering
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_onnx_node_tests(backend, case):
+def test_tables_rotate_as_the_node_tests_of_onnx(backend, case):
     assert len(CASES) == 8
     attributes = {a.name: a.i for a in case.model.graph.node[0].attribute}
     (x, cos, sin, *ids), (expected,) = case.data_sets[0]
@@ -42,7 +42,7 @@ def test_onnx_node_tests(backend, case):
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
-def test_operators_of_onnx_and_torch_far_from_0(layout):
+def test_tables_far_from_0_rotate_as_operators_of_onnx_and_torch(layout):
     oracle = pytest.importorskip("onnx.reference.ops.op_rotary_embedding")
     torch = pytest.importorskip("torch")
     x = np.random.default_rng(0).standard_normal((2, 3, 50, 16), np.float32)

@@ -27,7 +27,7 @@ def test_packed_counts_from_0_and_offsets_count_on(counts, new):
 
 
 @pytest.mark.parametrize("backend", rows(("numpy", "array-api-strict", "torch", "jax")))
-def test_arrays_of_any_library(backend):
+def test_builders_return_arrays_of_the_library_that_is_asked_for(backend):
     xp = importlib.import_module({"jax": "jax.numpy"}.get(backend.module, backend.module))
     ends = xp.asarray(np.array([0, 3, 3, 7], np.int32))
     packed, offsets = positions.packed(ends), positions.offsets(ends[1:], 2)
@@ -47,8 +47,8 @@ def test_arrays_of_any_library(backend):
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=6), st.integers(1, 4))
-def test_zigzag_of_packed_sequences(chunks, shards):
-    """Each sequence is cut as a lone one is: the split of Transformer Engine's "thd"."""
+def test_zigzag_cuts_each_packed_sequence_as_a_lone_one(chunks, shards):
+    """The split of Transformer Engine's "thd"."""
     ends = np.cumsum([0, *(2 * shards * n for n in chunks)])
     result = positions.zigzag(cu_seqlens=ends.tolist(), shards=shards)
     for device in range(shards):
@@ -74,7 +74,7 @@ def test_zigzag_shares_the_work_of_a_causal_mask(shards, chunk):
 @pytest.mark.parametrize(
     "backend", rows(("numpy", "array-api-strict", "torch", "torch-compile", "jax-jit"))
 )
-def test_packed_sequences_under_compilers(backend):
+def test_builders_under_compilers_take_traced_lengths(backend):
     ends = backend.make(np.array([0, 4, 4, 12], np.int32))
     tokens = backend.run(lambda ends: positions.zigzag(12, 2, cu_seqlens=ends), ends)
     assert backend.back(tokens).tolist() == [[0, 3, 4, 5, 10, 11], [1, 2, 6, 7, 8, 9]]
@@ -82,7 +82,7 @@ def test_packed_sequences_under_compilers(backend):
     assert backend.back(packed).tolist() == [*range(4), *range(8), 0]
 
 
-def test_packed_without_a_total_under_jit():
+def test_packed_under_jit_without_a_total_is_refused():
     jax = pytest.importorskip("jax")
     with pytest.raises(RopeError, match="pass the number of tokens as total="):
         jax.jit(positions.packed)(jax.numpy.array([0, 3]))
@@ -111,7 +111,7 @@ def test_mrope_goes_on_from_a_start_and_by_seconds():
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.uint64, np.int64])
-def test_integers_of_any_width(dtype):
+def test_builders_take_integers_of_any_width(dtype):
     ends = np.array([0, 100, 127], dtype)
     packed = positions.packed(ends, total=np.int64(300))
     assert packed.tolist() == [*range(100), *range(27), *range(173)]
@@ -135,7 +135,6 @@ WRONG: list[tuple[str, Any]] = [
     ("needs xp, the library", lambda: positions.grid(2, 3, device="cuda")),
     ("lengths must be a row of integers", lambda: positions.offsets([[3]])),
     ("new_tokens must be positive", lambda: positions.offsets([3], 0)),
-    ("height must be positive", lambda: positions.grid(0, 3)),
     ("frames must be positive", lambda: positions.video(-1, 3, 3)),
     (r"spans\[1\] must be positive", lambda: positions.mrope([3, 0])),
     ("width must be positive", lambda: positions.mrope([(1, 3, 0)])),
@@ -150,6 +149,6 @@ WRONG: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("message", "make"), WRONG, ids=[message for message, _ in WRONG])
-def test_impossible_arrangements(message, make):
+def test_impossible_arrangements_are_refused(message, make):
     with pytest.raises(RopeError, match=message):
         make()

@@ -14,7 +14,7 @@ def cells(lines: list[list[float]]) -> list[list[float]]:
     return [list(component) for component in zip(*points, strict=True)]
 
 
-def test_a_frame_rate():
+def test_video_at_a_frame_rate_equals_cosmos():
     # Cosmos: the frame in units of 1/24 s of a video of 16 frames a second.
     expected = cells([[i / 16 * 24 for i in range(5)], [0, 1], [0, 1, 2]])
     result = positions.video(5, 2, 3, step=(24 / 16, 1, 1))
@@ -22,7 +22,7 @@ def test_a_frame_rate():
 
 
 @pytest.mark.parametrize(("height", "width"), [(4, 6), (5, 3), (1, 1)])
-def test_counted_from_the_middle(height, width):
+def test_grids_counted_from_the_middle_equal_qwen_image(height, width):
     # Qwen-Image: negative rows first, one more than of the others where their number is odd.
     rows, columns = ([*range(-(n - n // 2), 0), *range(n // 2)] for n in (height, width))
     result = positions.video(1, height, width, start=(2, 0, 0), centre=True)
@@ -31,7 +31,7 @@ def test_counted_from_the_middle(height, width):
     assert positions.grid(height, width, centre=True).tolist() == result[1:].tolist()
 
 
-def test_a_grid_stretched_to_another():
+def test_a_stretched_grid_equals_cogvideox():
     # CogVideoX: rows spaced evenly from the top of a crop, its bottom left out.
     top, left, bottom, right = 3, 5, 33, 50
     rows = np.linspace(top, bottom * 9 / 10, 10).tolist()
@@ -41,14 +41,14 @@ def test_a_grid_stretched_to_another():
     np.testing.assert_allclose(result, cells([[0, 1], rows, columns]), rtol=1e-14)
 
 
-def test_patches_of_dinov3():
+def test_middles_of_patches_equal_dinov3():
     # The middles of patches, from -1 to 1.
     rows, columns = ([2 * (i + 0.5) / n - 1 for i in range(n)] for n in (4, 6))
     result = positions.grid(4, 6, start=(-1 + 1 / 4, -1 + 1 / 6), step=(2 / 4, 2 / 6))
     np.testing.assert_allclose(result, cells([rows, columns]), atol=1e-15)
 
 
-def test_text_beside_an_image():
+def test_text_beside_an_image_equals_z_image_and_qwen_image():
     # Z-Image: a caption counts frames from 1, the image lies in the frame behind it.
     caption = positions.text(3, 3, start=(1, 0, 0), along=(0,))
     image = positions.video(1, 2, 2, start=(4, 0, 0))
@@ -60,14 +60,14 @@ def test_text_beside_an_image():
     assert positions.text(0, 2).shape == (2, 0)
 
 
-def test_floats_of_other_libraries_are_narrow():
+def test_fractions_of_other_libraries_are_float32():
     torch = pytest.importorskip("torch")
     result = positions.grid(2, 2, step=0.5, xp=torch)
     assert result.dtype == torch.float32
     assert result.tolist() == positions.grid(2, 2, step=0.5).tolist()
 
 
-def test_eva_02():
+def test_a_grid_of_eva_02_gives_its_angles():
     """A grid stretched to 16 by 16, as docs/diffusion.md has it."""
     at = positions.grid(3, 4, step=(16 / 3, 16 / 4))
     w = 10000.0 ** -(np.arange(8) / 8)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rope_xp.scaling import Linear, Scaling, inverse_frequencies
+from rope_xp.scaling import Linear, Scaling, YaRN, inverse_frequencies
 
 
 @dataclass(frozen=True)
@@ -16,6 +16,13 @@ class Times(Scaling):
 
     def frequencies(self, base: float, rotary_dim: int) -> np.ndarray:
         return self.factor * inverse_frequencies(base, rotary_dim)
+
+
+@dataclass(frozen=True)
+class Warm(YaRN):
+    """A scaling of a user, with one more field."""
+
+    warmth: float = 1.0
 
 
 class Only(NamedTuple):

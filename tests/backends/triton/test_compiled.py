@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 from rope_xp_backends.gpu import triton_plan
-from support.exhaustive import exhaustive
+from support.equality import LAYOUTS
 
 import rope_xp
 from rope_xp import RoPE
@@ -21,7 +21,6 @@ from triton.backends.compiler import GPUTarget  # noqa: E402  # it needs triton
 
 pytestmark = pytest.mark.exhaustive
 REGISTERS = 80  # of a thread, at most
-LAYOUTS = ("interleaved", "half", "interleaved_to_half")
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 CUDA = [GPUTarget("cuda", capability, 32) for capability in (80, 90, 100, 120)]
 ROCM = GPUTarget("hip", "gfx942", 64)
@@ -143,12 +142,10 @@ CASES = {
     "last eighth": (RoPE(**LAST), (64, 512)),
     "in the other layout": (RoPE(layout="interleaved_to_half", **LAST), (16, 192)),
 }
-# A width that is no power of two, and a slice whose pairs are written elsewhere than they are read.
-SHORT = ("heads of 80", "in the other layout")
 
 
-@pytest.mark.parametrize("case", [c if c in SHORT else exhaustive(c) for c in CASES])
-def test_slices_and_widths(case, planned, tmp_path):
+@pytest.mark.parametrize("case", CASES)
+def test_accesses_of_slices_and_odd_widths_are_of_16_bytes(case, planned, tmp_path):
     rope, shape = CASES[case]
     x = torch.empty(1, 16, *shape, dtype=torch.bfloat16)
     rope.rotate(x, torch.arange(16))
@@ -159,8 +156,7 @@ def test_slices_and_widths(case, planned, tmp_path):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_norm(layout, planned, tmp_path):
-    """Weights are read with the tables, in accesses as wide as their address allows."""
+def test_weights_of_norms_are_read_as_wide_as_their_address_allows(layout, planned, tmp_path):
     q, k = (torch.empty(1, 16, n, 128, dtype=torch.bfloat16) for n in (32, 8))
     weights = torch.ones(2, 128), torch.ones(2 * 128 + 1, dtype=torch.bfloat16)[1:].view(2, 128)
     for q_weight, k_weight in weights:
@@ -174,7 +170,7 @@ def test_norm(layout, planned, tmp_path):
         check(variant, target, tmp_path)
 
 
-def test_other_angles_heads_first_and_parts_of_one_projection(planned, tmp_path):
+def test_accesses_by_tables_components_and_in_projections_are_of_16_bytes(planned, tmp_path):
     q = torch.empty(2, 32, 16, 128, dtype=torch.bfloat16)
     rope_xp.apply_tables(q, *RoPE().cos_sin(torch.arange(16), 128), axes="bhsd")
     RoPE().rotate(q, torch.arange(16), axes="bhsd")
@@ -190,7 +186,7 @@ def test_other_angles_heads_first_and_parts_of_one_projection(planned, tmp_path)
         check(variant, CUDA[1], tmp_path)
 
 
-def test_more_elements_than_32_bits_count(planned, tmp_path):
+def test_offsets_have_64_bits_where_elements_need_them(planned, tmp_path):
     x = torch.empty(1, 1, 1, 128, dtype=torch.bfloat16)
     for b, wide in (((1 << 14) - 1, False), (1 << 14, True)):
         shape, strides = (b, 1 << 10, 1, 128), (1 << 17, 128, 128, 1)
@@ -227,7 +223,7 @@ def test_rows_of_one_axis_take_no_division(planned):
     assert first < 0.75 * first_of_batches
 
 
-def test_what_is_written_in_place_is_read_first_whatever_is_tuned(planned, tmp_path, monkeypatch):
+def test_rows_in_place_are_read_first_without_a_barrier(planned, tmp_path, monkeypatch):
     monkeypatch.setattr(triton_plan, "BARRIER", 0)
     x = torch.empty(1, 16, 8, 128, dtype=torch.bfloat16)
     RoPE(layout="interleaved_to_half").rotate(x, out=x)
@@ -235,8 +231,8 @@ def test_what_is_written_in_place_is_read_first_whatever_is_tuned(planned, tmp_p
 
 
 @pytest.mark.parametrize("start", [1, 2, 4])
-def test_rows_that_lie_askew_are_read_as_they_can_be(start, planned, tmp_path):
-    """No access is wider than its address allows: a GPU stops at the first that is."""
+def test_accesses_are_no_wider_than_their_address_allows(start, planned, tmp_path):
+    """A GPU stops at the first that is."""
     memory = torch.empty(start + 16 * 8 * 136, dtype=torch.bfloat16)
     x = memory[start:].unflatten(0, (16, 8, 136))[..., :128]
     RoPE(layout="half").rotate(x, torch.arange(16), out=x)
@@ -245,8 +241,7 @@ def test_rows_that_lie_askew_are_read_as_they_can_be(start, planned, tmp_path):
     assert set(stores) == {{1: "b16", 2: "b32", 4: "v2.b32"}[start]}
 
 
-@pytest.mark.exhaustive
-def test_two_tiles_of_a_program_are_pipelined(planned, tmp_path, monkeypatch):
+def test_two_tiles_of_a_program_are_pipelined_without_a_barrier(planned, tmp_path, monkeypatch):
     """Without the barrier, which keeps Triton from it: q and k come by 16 bytes at a time."""
     monkeypatch.setattr(triton_plan, "TILES", 2)
     triton_plan.plan_launch.cache_clear()

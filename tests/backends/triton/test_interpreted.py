@@ -18,8 +18,9 @@ OLD = triton.__version__.startswith("3.6.")
 
 # The tests of torch's operator without gradcheck, whose thousands of calls would be interpreted for
 # minutes, and without what is about memory of CPUs. Functional tensors have none, which kernels for
-# GPUs are told by the call cache of GPUs alone.
-OPERATOR = "not gradients_of_both_orders and not resized and not functional and not share_a_plan"
+# GPUs are told by the call cache of GPUs alone; and plans and checks are those of CPUs.
+OPERATOR = "not gradients_of_both_orders and not resized "
+OPERATOR += " and not functional and not share_a_plan and not components_beyond"
 # Files, a choice of their tests, and their number at least.
 RUNS = [
     (["backends/triton/test_kernel*.py", "core/test_equivalence.py"], "", 200),
