@@ -3,7 +3,6 @@
 import re
 from typing import Any
 
-import mpmath
 import numpy as np
 import pytest
 from support.oracles import exact_cos_sin
@@ -11,7 +10,6 @@ from support.targets import TARGETS, Target, rows
 
 from rope_xp import RoPE, RopeError, apply_frequencies
 from rope_xp._frequencies import initial_frequencies
-from rope_xp._rotation import products
 from rope_xp.scaling import YaRN
 
 # Proved in rope_xp/_rotation/products.py, for one component.
@@ -74,15 +72,6 @@ def test_learned_frequencies_of_float64_keep_their_digits_for_float32(backend):
     for made in (frequencies, backend.make(frequencies)):
         tables = cos_sin(backend, POSITIONS, made, "float32")
         assert np.abs(tables - expected).max() <= BOUND["float32"]
-
-
-def test_digits_of_one_over_two_pi_equal_mpmath():
-    for base in (products.SINGLE, products.DOUBLE):
-        digits = products._get_radian_digits(base.bits, 7)
-        with mpmath.workdps(80):
-            total = sum(mpmath.ldexp(d, -base.bits * n) for n, d in enumerate(digits))
-            assert abs(total - 1 / (2 * mpmath.pi)) < mpmath.ldexp(1, -base.bits * 7)
-        assert all(abs(d) <= 2 ** (base.bits - 1) for d in digits)
 
 
 # --- shapes --------------------------------------------------------------------------------------

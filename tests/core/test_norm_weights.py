@@ -2,11 +2,11 @@
 
 import gc
 import weakref
-from pathlib import Path
 
 import numpy as np
 import pytest
 from support.bits import same, sample
+from support.kinds import KINDS
 from support.programs import run
 from support.targets import truth
 
@@ -15,29 +15,11 @@ from rope_xp import QKNorm, RoPE, RopeError, use_path
 ROPE = RoPE(layout="half")
 
 
-def map_file(weight: np.ndarray, folder: Path) -> np.ndarray:
-    weight.tofile(folder / "weight")
-    return np.memmap(folder / "weight", weight.dtype)
-
-
-class Tagged(np.ndarray):
-    """A class of its own."""
-
-
-CHANGES = {
-    "big-endian": lambda w, _: w.astype(w.dtype.newbyteorder(">")),
-    "memmap": map_file,
-    "subclass": lambda w, _: w.view(Tagged),
-    "strided": lambda w, _: np.repeat(w, 2)[::2],
-    "odd": lambda w, _: np.frombuffer(b"\0" + w.tobytes(), w.dtype, offset=1),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_weights_in_any_memory_equal_plain_ones(change, tmp_path, rng):
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_in_any_memory_equal_plain_ones(kind, rng):
     q, weight = sample(rng, 1, 5, 3, 16), sample(rng, 16)
     expected, _ = ROPE.apply(q, q, norm=QKNorm(weight, weight))
-    changed = CHANGES[change](weight, tmp_path)
+    changed = KINDS[kind](weight)
     for _ in range(3):
         same(ROPE.apply(q, q, norm=QKNorm(changed, changed))[0], expected)
 

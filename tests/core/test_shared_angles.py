@@ -19,8 +19,7 @@ ROPES = {
     "half": RoPE(layout="half", base=5e5),
     "interleaved_to_half": RoPE(layout="interleaved_to_half"),
     "slice": RoPE(layout="half", rotary_dim=6, rotary_offset=-8),
-    "factor": RoPE(layout="half", scaling=YARN),
-    "factor and layouts": RoPE(layout="interleaved_to_half", scaling=YARN),
+    **{f"factor, {layout}": RoPE(layout=layout, scaling=YARN) for layout in LAYOUTS},
 }
 
 
@@ -46,15 +45,8 @@ def check_at(
 @pytest.mark.covering
 @pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES)
 def test_angles_rotate_as_their_rope(backend, rope, rng):
-    check_at(backend, rope, sample(rng, 2, 9, 4, 16), sample(rng, 2, 9, 2, 16), POSITIONS)
-
-
-@pytest.mark.covering
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_angles_rotate_every_dtype_as_their_rope(backend, layout, rng):
-    rope = RoPE(layout=layout, scaling=YARN)
     for dtype in backend.floats[1:3] if backend.compiles else backend.floats:
-        q, k = sample(rng, 9, 4, 16, dtype=dtype), sample(rng, 9, 1, 16, dtype=dtype)
+        q, k = (sample(rng, 2, 9, heads, 16, dtype=dtype) for heads in (4, 1))
         check_at(backend, rope, q, k, POSITIONS)
 
 

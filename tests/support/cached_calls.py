@@ -33,19 +33,13 @@ from support.targets import numpy_dtype
 THREADS = 2
 CALLERS = 8
 """How many signatures a thread calls in turn. At last a new one takes the place of another."""
-BATCH = 500
-"""How many results are compared at once."""
-MOST_BYTES = 1 << 20
-"""Of tables, so that some are evicted all the time."""
+BATCH = 500  # how many results are compared at once
+MOST_BYTES = 1 << 20  # of tables, so that some are evicted all the time
 BYTES_A_THREAD = 1 << 10
-PAUSE = 0.1
-"""Seconds between two calls of clear_caches in a thread of its own."""
-BLOCK = 1 << 15
-"""Bytes; no array of a call needs more."""
-TABLE_BYTES = 2048 * 16 * 8
-"""Of the largest table: float64, of head_dim 16."""
-NAN = 255
-"""Bytes of a NaN."""
+PAUSE = 0.1  # seconds between two calls of clear_caches in a thread of its own
+BLOCK = 1 << 15  # bytes; no array of a call needs more
+TABLE_BYTES = 2048 * 16 * 8  # of the largest table: float64, of head_dim 16
+NAN = 255  # in every byte of a NaN
 NUMBERS = np.random.default_rng(0).standard_normal(1 << 14)
 POSITIONS = {
     "near": np.random.default_rng(1).integers(0, 120, 1 << 10),
@@ -163,17 +157,13 @@ class Caller:
     """All of a call but numbers and memory."""
 
     rope: RoPE
-    method: str
-    """apply, rotate or unrotate."""
-    angles: str
-    """From positions, "at" or given "tables"."""
+    method: str  # apply, rotate or unrotate
+    angles: str  # from positions, "at" or given "tables"
     axes: str
     sizes: dict[str, int]
     arrays: tuple[Layout, ...]
-    out: tuple[Layout, ...] | str
-    """"new", "in place", or where results lie."""
-    kind: str
-    """Of positions: none, list, numpy or library."""
+    out: tuple[Layout, ...] | str  # "new", "in place", or where results lie
+    kind: str  # of positions: none, list, numpy or library
     range: str
     positions: Layout
     norm: Norm | None

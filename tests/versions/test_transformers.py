@@ -22,8 +22,7 @@ OLD = ("cohere", "gemma2", "gpt_neox", "llama", "mistral", "phi3", "qwen2")
 NAMES = OLD if VERSION < (4, 50) else (*OLD, "deepseek_v3", "gemma3_text")
 OPTIONS: dict[str, Any] = {"gemma2": {"head_dim": 16}, "phi3": {"rope_parameters": None}}
 TOKENS = torch.arange(24)[None] % 61 + 1
-ROUNDING = 2e-5
-"""Of float32 logits of up to 30, after attention with large weights."""
+ROUNDING = 2e-5  # of float32 logits of up to 30, after attention with large weights
 
 
 def logits(model: Any) -> torch.Tensor:

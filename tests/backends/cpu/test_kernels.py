@@ -7,6 +7,7 @@ import pytest
 from rope_xp_backends.cpu import plan
 from support.bits import same, sample
 from support.equality import LAYOUTS
+from support.kinds import COPIED, DERIVED
 from support.rules import Times
 from support.targets import numpy_dtype, truth
 
@@ -157,22 +158,6 @@ def test_views_of_every_kind_have_the_bits_of_copies(any_path, view, dtype, rng)
         same(x, before)
 
 
-class Derived(np.ndarray):
-    """An array of a user's class."""
-
-
-COPIED = {
-    "every second component": lambda x: x[..., ::2],
-    "components backwards": lambda x: x[..., ::-1],
-    "Fortran order": np.asfortranarray,
-    "byte order": lambda x: x.astype(x.dtype.newbyteorder()),
-    "unaligned": lambda x: np.frombuffer(bytearray(1) + x.tobytes(), x.dtype, offset=1).reshape(
-        x.shape
-    ),
-}
-OTHER = {"file": lambda x: x.view(np.memmap), "class": lambda x: x.view(Derived)}
-
-
 @pytest.mark.parametrize("kind", COPIED)
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_memory_that_kernels_cannot_read_is_rotated_as_a_copy(path, kind, dtype, rng):
@@ -186,21 +171,13 @@ def test_memory_that_kernels_cannot_read_is_rotated_as_a_copy(path, kind, dtype,
         same(np.array(x, dtype), expected)
 
 
-@pytest.mark.parametrize("kind", OTHER)
+@pytest.mark.parametrize("kind", DERIVED)
 def test_classes_derived_from_arrays_take_the_portable_path(kind, rng):
     pytest.importorskip("llvmlite")
-    x = OTHER[kind](sample(rng, 2, 130, 3, 16))
+    x = DERIVED[kind](sample(rng, 2, 130, 3, 16))
     expected = truth(RoPE().rotate, np.array(x, np.float32, order="C"), POSITIONS)
     with rope_xp.use_path("llvm"), pytest.raises(RopeError, match="is a class derived"):
         RoPE().rotate(x, POSITIONS)
     assert rope_xp.explain(x, x, POSITIONS).path == "portable"
     same(np.asarray(RoPE().rotate(x, POSITIONS)), expected)
     same(np.array(RoPE().rotate(x, POSITIONS, out=x)), expected)
-
-
-@pytest.mark.parametrize("kind", ["Fortran order", "byte order", "unaligned", *OTHER])
-def test_positions_and_tables_in_any_memory_equal_plain_ones(any_path, kind, rng):
-    make = (COPIED | OTHER)[kind]
-    x, angles = sample(rng, 2, 130, 3, 16), RoPE().cos_sin(POSITIONS, 16)
-    got = RoPE().rotate(x, make(POSITIONS)), rope_xp.apply_tables(x, *map(make, angles))
-    same(got, (truth(RoPE().rotate, x, POSITIONS),) * 2)

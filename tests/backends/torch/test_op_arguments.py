@@ -69,16 +69,6 @@ def test_components_beyond_those_of_positions_are_refused():
             )
 
 
-def test_ropes_that_differ_in_numbers_alone_share_a_plan():
-    pytest.importorskip("llvmlite")
-    from rope_xp_backends.torch import cpu
-
-    cpu.plan_layouts.cache_clear()
-    for base in range(10_000, 10_040):
-        RoPE(base=base).rotate(torch.ones(3, 2, 8), torch.arange(3))
-    assert cpu.plan_layouts.cache_info().currsize == 1
-
-
 @pytest.mark.parametrize("rows", [(), (2,)])
 @pytest.mark.parametrize("in_place", [False, True])
 def test_weights_that_learn_are_refused_with_out(rows, in_place):

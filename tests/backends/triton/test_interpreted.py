@@ -20,7 +20,7 @@ OLD = triton.__version__.startswith("3.6.")
 # minutes, and without what is about memory of CPUs. Functional tensors have none, which kernels for
 # GPUs are told by the call cache of GPUs alone; and plans and checks are those of CPUs.
 OPERATOR = "not gradients_of_both_orders and not resized "
-OPERATOR += " and not functional and not share_a_plan and not components_beyond"
+OPERATOR += " and not functional and not components_beyond"
 # Files, a choice of their tests, and their number at least.
 RUNS = [
     (["backends/triton/test_kernel*.py", "core/test_equivalence.py"], "", 200),

@@ -9,10 +9,8 @@ from support.fuzz import oracle
 from support.fuzz.bounds import LEAST, ROUNDING
 from support.fuzz.oracle import WIDE
 
-WIDTH = 16
-"""The largest head_dim; shorter rows are filled with zeros."""
-COMPONENTS = 3
-"""The most components of positions."""
+WIDTH = 16  # the largest head_dim; shorter rows are filled with zeros
+COMPONENTS = 3  # the most components of positions
 NORM_ROUNDINGS = 12
 """Half of nine in a sum of 16 squares; of eps, weight, their sum with an offset, the factor and its
 two products; and what is left of these to the second order."""
