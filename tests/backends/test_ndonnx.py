@@ -47,7 +47,6 @@ def trace(function, *arguments):
 
 
 def check(function, *arguments, atol=0.0):
-    """Check that a graph gives what numpy gives: for integer positions the same bits."""
     arrays = [array for array, _ in arguments]
     expected = function(*arrays)
     expected = expected if isinstance(expected, tuple) else (expected,)

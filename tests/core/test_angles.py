@@ -15,7 +15,6 @@ from rope_xp import RoPE, RopeError, scaling
 def compute_tables(
     backend: Target, rope: RoPE, positions: np.ndarray, head_dim: int
 ) -> list[np.ndarray]:
-    """Return cos and sin in float64; positions are traced data of the backend."""
     tables = backend.run(lambda p: rope.cos_sin(p, head_dim), backend.make(positions))
     return [np.asarray(backend.back(t), np.float64) for t in tables]
 
@@ -52,6 +51,7 @@ def test_tables_have_the_same_bits_on_every_backend(backend):
         np.testing.assert_allclose(tables, RoPE().cos_sin(positions, 64), rtol=0, atol=bound)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("kind", ["integers", "fractions"])
 def test_float64_has_the_same_bits_on_every_backend(backend, kind):
     """Cosines of two libraries differ in the last bit, so none of theirs may be in use."""
@@ -208,7 +208,6 @@ def test_fractions_of_fast_pairs_are_refused(backend, dtype, bound):
 
 
 def test_pairs_of_frequency_0_are_left_alone():
-    """Without a warning."""
     rope = RoPE(scaling=Only((1.0, 0.0, 0.0, 0.0)))
     assert rope.wavelengths(8).tolist() == [2 * np.pi, np.inf, np.inf, np.inf]
     x = np.ones((3, 1, 8), np.float32)
@@ -220,6 +219,7 @@ def test_pairs_of_frequency_0_are_left_alone():
 SECTIONS, BASES = (8, 12, 12), (256.0, 10000.0, 1e6)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("denominator", [1, 8, 48, 1024])
 def test_fractions_of_components_are_exact(backend, denominator):
     """Positions below 2**20; 4e-7 is promised for frequencies up to 1."""

@@ -23,7 +23,6 @@ CASES: tuple[tuple[tuple[int, ...], tuple[float, ...] | None, str], ...] = (
 
 @pytest.mark.parametrize(("sections", "bases", "order"), CASES)
 def test_axial_pairs_have_the_frequency_and_axis_of_their_section(sections, bases, order):
-    """As dealing pairs out one at a time gives."""
     options: dict[str, Any] = {"bases": bases, "order": order, "base": 777.0}
     rope = RoPE.axial(sections, **options)
     bases = bases or (777.0,) * len(sections)

@@ -53,7 +53,7 @@ def test_arrays_of_every_backend_are_recognised_and_nothing_else(backend):
         assert find.find_backend(thing) is None
 
 
-@pytest.mark.usefixtures("fresh")
+@pytest.mark.usefixtures("fresh", "small_heap")
 def test_subclasses_are_recognised_and_may_be_collected():
     torch = pytest.importorskip("torch")
     assert find.find_backend(torch.nn.Parameter(torch.ones(2, 2))).name == "torch"
@@ -191,7 +191,6 @@ def test_the_environment_forces_a_path_by_name(name, output):
 
 
 def test_the_environment_skips_libraries_without_its_path(monkeypatch):
-    """And its errors name the variable."""
     jnp = pytest.importorskip("jax.numpy")
     reason = ", but cannot take this call: Derived is a class"
     x = X.view(Derived)

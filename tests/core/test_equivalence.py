@@ -94,6 +94,7 @@ def test_queries_and_keys_of_two_dtypes_keep_each_its_own(backend, rng):
         check(backend, lambda q, k: rope_xp.apply(q, k, POSITIONS), *pair, expected=expected)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_rerotated_keys_equal_rotated_ones(backend, layout, rng):
     x, new = sample(rng, 2, 9, 3, 12), POSITIONS[::-1] // 2

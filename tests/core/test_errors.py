@@ -103,8 +103,6 @@ def test_bad_options_raise_and_write_nothing(options, error, message):
 
 
 class Constant(Scaling):
-    """A scaling with the frequencies and the attention factor that it is given."""
-
     def __init__(self, frequencies: object, factor: float = 1.0) -> None:
         self.constant, self.attention_factor = frequencies, factor
 

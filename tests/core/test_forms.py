@@ -101,7 +101,6 @@ LIBRARIES = {
 
 
 def read(x: Any) -> np.ndarray:
-    """Return numbers as numpy's widest."""
     if hasattr(x, "detach"):
         return (x if x.is_complex() else x.double()).numpy()
     host = np.asarray(x.compute() if hasattr(x, "compute") else x)

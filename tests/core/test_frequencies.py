@@ -87,7 +87,6 @@ CASES = (
 
 
 def rotate_in_float64(x: np.ndarray, positions: Any, f: np.ndarray, layout: str) -> np.ndarray:
-    """Rotate x of (b, s, h, d) by complex numbers."""
     f, p = np.asarray(f, np.float64), np.asarray(positions, np.float64)
     if f.ndim < 3:
         f, p = f.reshape(1, -1, f.shape[-1]), p[None]

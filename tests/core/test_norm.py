@@ -78,6 +78,7 @@ def test_norms_of_every_backend_equal_the_portable_path(backend, rope, kind, dty
             np.testing.assert_array_equal(backend.back(x), before)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("n", [2, 70, *map(exhaustive, (6, 46, 128))])
 def test_kernels_of_every_length_have_the_bits_of_the_formula(layout, n, rng):

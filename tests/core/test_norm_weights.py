@@ -32,6 +32,7 @@ def test_weights_that_change_between_calls_are_read_anew(rng):
         same(ROPE.apply(q, q, norm=norm), truth(ROPE.apply, q, q, norm=norm))
 
 
+@pytest.mark.usefixtures("small_heap")
 @pytest.mark.parametrize("library", ["numpy", "torch", "jax"])
 @pytest.mark.parametrize("path", [None, "portable"])
 def test_cached_calls_hold_no_weight(library, path, rng):

@@ -29,7 +29,6 @@ def make_pair(width: int = 8) -> list[np.ndarray]:
 
 
 def check_out(backend: Target, rope: RoPE, width: int = 8) -> None:
-    """Check results in new memory and in place."""
     q, k = map(backend.make, make_pair(width))
     expected = truth(rope.apply, q, k)
     for out in (tuple(map(backend.make, make_pair(width))), (q, k)):
@@ -139,7 +138,6 @@ def test_torch_reads_positions_within_results_first():
 
 
 def test_views_that_share_elements_are_refused_and_others_written():
-    """As are read-only views."""
     x, memory = make_pair()[0][0, :5, :2], np.zeros(400, "f4")
     expected = RoPE().rotate(x)
     read_only, view = np.zeros_like(x), np.lib.stride_tricks.as_strided

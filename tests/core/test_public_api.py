@@ -109,7 +109,6 @@ METHODS = {f"RoPE.{m}" for m in MEMBERS.split()[:4]} | {"RoPE.cos_sin", "RoPE.at
 
 @pytest.mark.parametrize("name", SIGNATURES)
 def test_docstrings_have_examples_and_describe_all_parameters(name):
-    """Each docstring has an example, and each method of a RoPE describes its parameters."""
     doc = inspect.getdoc(get_public(name))
     assert doc
     assert ">>>" in doc or name == "RoPE.apply"  # which points to apply

@@ -134,7 +134,6 @@ def test_the_attention_factor_scales_once_and_is_undone(backend, axes):
 
 
 def test_tables_of_any_dtype_are_used_in_the_precision_of_the_rotation(backend):
-    """float64 for float64, float32 for all else."""
     rng = np.random.default_rng(3)
     angles = rng.uniform(0, 6, (9, 4))
     cos, sin = np.cos(angles), np.sin(angles)

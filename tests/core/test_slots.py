@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from numpy.random import Generator
 from support.bits import same, sample
+from support.exhaustive import exhaustive
 from support.slow_path import run_twice
 from support.targets import TARGETS, numpy_dtype, rows, truth
 
@@ -145,7 +146,6 @@ def test_new_keys_equal_rotate_and_assign(backend, axes, cache, chosen, rng, mon
 @pytest.mark.parametrize("strides", [*CACHES, "beside values"])
 @pytest.mark.parametrize("chosen", ["slice", "apart"])
 def test_consecutive_slots_are_written_by_kernels(library, strides, chosen, rng, monkeypatch):
-    """Kernels and cached calls write consecutive slots of a cache that has a flat view."""
     q, k, cache = make(rng, "bhsd", strides if strides in CACHES else "pages")
     if strides == "beside values":
         cache = np.stack([cache, cache], 1)[:, 0]
@@ -244,13 +244,16 @@ def move(dtype: str, start: int, step: int, moves: int, *, slots: bool) -> float
     return float(np.abs(keys.astype(np.float64) - expected).max() / np.abs(expected).max())
 
 
-@pytest.mark.parametrize(("start", "step"), [(5000, 1), (1_000_000, -1), (300_000, 64)])
+@pytest.mark.parametrize(
+    ("start", "step"), [(1_000_000, -1), exhaustive(5000, 1), exhaustive(300_000, 64)]
+)
 def test_errors_of_a_thousand_moves_stay_small(start, step):
     """In slots float32 is turned in float64, which leaves one rounding a move."""
     assert move("float32", start, step, 1000, slots=True) <= 1e-5
     assert move("float32", start, step, 1000, slots=False) <= 1e-4
 
 
+@pytest.mark.exhaustive
 def test_bfloat16_is_to_be_moved_seldom():
     """Its keys have 8 bits: a little turn is rounded away, and a thousand of them are lost."""
     assert move("bfloat16", 1_000_000, -1000, 1, slots=True) < 2.0**-8

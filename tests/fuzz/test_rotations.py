@@ -23,8 +23,6 @@ pytestmark = [pytest.mark.fuzz, bounds.needs_long_double]
 
 @dataclass(frozen=True)
 class Case:
-    """A call of one of the methods of a RoPE."""
-
     method: str
     shape: Shape
     rope: RoPE

@@ -111,10 +111,7 @@ class TableMemory:
     """A table in a block that is filled with NaN, and given to other tables, when it is evicted."""
 
     def __init__(self, table, pool):
-        try:
-            self.block = pool.pop()
-        except IndexError:
-            self.block = against(False, np.full(TABLE_BYTES, NAN, np.uint8))
+        self.block = pool.pop() if pool else against(False, np.full(TABLE_BYTES, NAN, np.uint8))
         self.pool = pool
         x = np.ndarray(table.shape, table.dtype, self.block)
         x[...] = table
@@ -144,8 +141,6 @@ def reuse_memory_of_tables():
 
 @dataclass(frozen=True)
 class Norm:
-    """A norm, but for the numbers of its weights."""
-
     weights: tuple[Layout | None, ...]
     eps: float
     offset: float
@@ -224,9 +219,8 @@ def draw_other(random, caller):
         axes = [max(axes), *(random.randint(0, max(axes)) for _ in range(r // 2 - 1))]
         random.shuffle(axes)
         axes = tuple(axes)
-    base, scaled = 1e4 + random.randrange(1000), random.choice(SCALINGS)
-    fields = {"base": base, "rotary_dim": r, "scaling": scaled, "position_axes": axes}
-    return replace(caller, rope=replace(rope, **fields))
+    fields = {"rotary_dim": r, "scaling": random.choice(SCALINGS), "position_axes": axes}
+    return replace(caller, rope=replace(rope, base=1e4 + random.randrange(1000), **fields))
 
 
 def draw_norm(random, axes, layouts, r, dtype):
@@ -288,8 +282,7 @@ def draw_caller(random, library):
     if kind == "none" and angles != "positions":
         kind = "numpy"
     spread = random.choice(list(POSITIONS))
-    kinds = POSITION_DTYPES[spread]
-    layout = draw_view(random, shape, random.choice(kinds), backwards)
+    layout = draw_view(random, shape, random.choice(POSITION_DTYPES[spread]), backwards)
     return Caller(rope, method, angles, axes, sizes, layouts, out, kind, spread, layout, norm)
 
 
@@ -325,8 +318,7 @@ class Thread(threading.Thread):
             if len(self.results) > BATCH:
                 wiring.check(self.results)
                 self.results.clear()
-        if self.results:
-            wiring.check(self.results)
+        wiring.check(self.results)
 
     def draw(self, old=None):
         random = self.random
@@ -343,7 +335,7 @@ class Thread(threading.Thread):
         arrays = [self.put(layout) for layout in caller.arrays]
         norm, weights, options = caller.norm, (None, None), {"axes": caller.axes}
         if norm is not None:
-            weights = [None if layout is None else self.put(layout) for layout in norm.weights]
+            weights = [layout and self.put(layout) for layout in norm.weights]
             given = [None if w is None else make(w) for w in weights]
             options["norm"] = QKNorm(*given, eps=norm.eps, offset=norm.offset)
         given = list(map(make, arrays))
@@ -371,7 +363,11 @@ class Thread(threading.Thread):
             read += arrays
         read = [(x, x.tobytes()) for x in read if x is not None]
         permutation = [caller.axes.index(a) for a in "bshd" if a in caller.axes]
-        before = [list_rows(x, permutation) for x in arrays]
+
+        def list_rows(x):
+            return x.transpose(permutation).reshape(-1, x.shape[-1]).astype(np.float64)
+
+        before = list(map(list_rows, arrays))
         results = getattr(angles, caller.method)(*given, **options)
         results = results if caller.method == "apply" else (results,)
         if outs is not None:
@@ -385,9 +381,8 @@ class Thread(threading.Thread):
             if weight is not None:
                 heads = weight.shape[0] if weight.ndim == 2 else 1
                 weight = np.tile(weight.astype(np.float64), (len(x) // heads, 1))  # noqa: PLW2901  # a row for each row
-            after = list_rows(found, permutation)
-            label = self.name, self.count, caller
-            self.results.append(Result(wires, numbers_of_x, label, x, after, rows, weight))
+            of = wires, numbers_of_x, (self.name, self.count, caller)
+            self.results.append(Result(*of, x, list_rows(found), rows, weight))
 
     def draw_positions(self, caller):
         """Return positions, None where they are implicit, and exactly, with axes of tokens."""
@@ -413,18 +408,13 @@ class Thread(threading.Thread):
         return tables
 
 
-def list_rows(x, permutation):
-    return x.transpose(permutation).reshape(-1, x.shape[-1]).astype(np.float64)
-
-
 def repeat_positions(exact, caller, rows):
-    """Return positions (rows, components)."""
     sizes = caller.sizes
     components, *lead, tokens = exact.shape
     full = exact.reshape(components, *(lead or (1,)), tokens)
     batch = sizes["b"] if "b" in caller.axes else 1
-    full = np.broadcast_to(full, (components, batch, sizes["s"])).reshape(components, -1)
-    return np.repeat(full.T, rows // full.shape[1], axis=0)
+    full = np.broadcast_to(full, (components, batch, sizes["s"])).reshape(components, -1).T
+    return np.repeat(full, rows // len(full), axis=0)
 
 
 def main(library, calls, seed):

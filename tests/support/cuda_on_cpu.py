@@ -76,7 +76,6 @@ def together(key):
 
 
 def launch(key, grid, block, words):
-    """Run a kernel; ``words`` is its argument as cupy gets it."""
     assert words.size == 1  # cupy passes no other array by value
     library = _library(key.norm)
     assert words.itemsize == library.size()

@@ -33,7 +33,6 @@ def tensor(numbers: Any, dtype: torch.dtype = torch.int64) -> torch.Tensor:
 
 
 def anywhere(shape: tuple[int, ...]) -> torch.Tensor:
-    """Return positions of all sizes."""
     return tensor(np.random.default_rng(0).integers(0, 1 << 31, shape))
 
 

@@ -117,7 +117,6 @@ def test_components_and_fractions_have_the_bits_of_numpy(any_path, kind, axes, d
 
 @pytest.mark.parametrize("path", ["portable", "llvm"])
 def test_fractions_of_too_fast_pairs_give_nan_when_compiled(path):
-    """Other calls raise."""
     torch = pytest.importorskip("torch")
     rope, x = RoPE(layout="half", base=1e-5), torch.ones(3, 1, 8)
     assert rope.frequencies(8)[-2] < 4096 < rope.frequencies(8)[-1]

@@ -64,7 +64,6 @@ def compiled(nvrtc, arch, keys):
 
 
 def disassembled(cubin, folder):
-    """Return the instructions of each kernel in a cubin."""
     program = cuda_on_cpu.cuda_folder("bin") / "nvdisasm"
     (folder / "kernels.cubin").write_bytes(cubin)
     command = [str(program), "-c", str(folder / "kernels.cubin")]

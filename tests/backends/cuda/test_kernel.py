@@ -49,7 +49,6 @@ def place(x, alignment):
 @pytest.mark.parametrize(("dtype", "access"), ACCESSES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_kernel_has_the_bits_of_numpy(dtype, layout, access, rng):
-    """New and in place, both ways, with angles of each source."""
     q, k = (place(sample(rng, 2, 21, h, 64, dtype=dtype), access) for h in (5, 2))
     k[..., ::3] *= 0  # zeros of both signs, which results have too
     rope = RoPE(layout=layout)
@@ -219,7 +218,6 @@ def test_rows_beyond_the_largest_grid_are_rotated(monkeypatch, rng):
 
 
 def step_of(tokens, heads, head_dim=128, axes="bshd"):
-    """Return the launch for q and k of bfloat16."""
     layouts = []
     for n in heads:
         sizes = {"b": 1, "s": tokens, "h": n, "d": head_dim}

@@ -70,6 +70,7 @@ def test_positions_beyond_those_of_a_cached_call_are_exact():
             np.testing.assert_allclose(np.asarray(HALF.rotate(x, [far])), expected, atol=1e-6)
 
 
+@pytest.mark.usefixtures("small_heap")
 def test_cached_calls_hold_no_arrays():
     CALLS.cache_clear()
     q, k, at = jnp.ones((1, 3, 4, 8)), jnp.ones((1, 3, 2, 8)), jnp.asarray([1, 2, 3])

@@ -80,6 +80,7 @@ def layers(q, k, positions):
     return q, k
 
 
+@pytest.mark.usefixtures("small_heap")
 @pytest.mark.parametrize("path", [exhaustive(None), "llvm"])
 def test_a_graph_of_many_layers_holds_tables_once_and_frees_them(path):
     graphs = []

@@ -94,8 +94,6 @@ def test_compiled_functions_equal_eager_ones(function, path):
 
 
 class Slower(RoPE):
-    """Somebody's own kind of RoPE."""
-
     def frequencies(self, head_dim: int) -> np.ndarray:
         return super().frequencies(head_dim) / 2
 

@@ -111,7 +111,6 @@ def attend(q, k, p):
 
 
 def train(attention, tokens, p):
-    """Return results and gradients."""
     q, k = sample(2, tokens, 4, 16, grad=True), sample(2, tokens, 2, 16, grad=True)
     results = attention(q, k, p)
     return *results, *torch.autograd.grad([x.square().sum() for x in results], (q, k))

@@ -13,8 +13,6 @@ torch = pytest.importorskip("torch")
 
 
 class Attention(torch.nn.Module):
-    """A module with a rope of its own, as models have."""
-
     rope = RoPE(base=5e5, layout="half")
 
     def forward(self, q, k, positions):
@@ -140,7 +138,6 @@ YARN = RoPE(layout="half", scaling=YaRN(4.0, 4096))
 
 
 def by_angles(q, k, p):
-    """Rotate in two layers that share their angles, and turn an output back."""
     angles = YARN.at(p, like=q)
     for _ in range(2):
         q, k = angles.apply(q, k)

@@ -113,7 +113,6 @@ def widest(instructions):
 
 
 def check(variant, target, path):
-    """Check that all of q and k moves in accesses of 16 bytes."""
     loads, stores = inspect(variant, target, path)
     assert widest(stores) == stores.total() > 0, stores
     # Besides those, positions and tables are loaded.
@@ -203,7 +202,6 @@ def test_offsets_have_64_bits_where_elements_need_them(planned, tmp_path):
 
 
 def layer(planned, batch=1):
-    """Return the variant of q and k in bfloat16, 4096 tokens at positions that are the same."""
     q, k = (torch.empty(batch, 4096, n, 128, dtype=torch.bfloat16) for n in (32, 8))
     RoPE(layout="half").apply(q, k, torch.arange(4096))
     return planned[-1]

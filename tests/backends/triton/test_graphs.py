@@ -13,6 +13,7 @@ from rope_xp._core import caches
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
+pytestmark = pytest.mark.usefixtures("small_heap")
 
 from rope_xp_backends.torch import gpu, op, private, tables  # noqa: E402  # they need torch
 from support.patched import replaced  # noqa: E402  # it needs torch
@@ -39,17 +40,7 @@ def read(compile_by, monkeypatch):
     return seen
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _small_heap():
-    """Have collections pass over what was imported, of which each would take half a second."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 def count_held(read):
-    """Return how many of these tables are left when no cache holds them."""
     rope_xp.clear_caches()
     gc.collect()
     return sum(table() is not None for table in read)

@@ -164,7 +164,6 @@ def test_a_device_without_memory_for_a_kernel_is_tried_again_by_the_next_call(co
 
 
 def load(device):
-    """Load the kernel of a launch on a device that need not be there."""
     with FakeTensorMode():
         arrays = (torch.ones(5, 2, 8, device=device),)
     return gpu._load_launch(SimpleNamespace(variant=None), arrays, SimpleNamespace(components=None))

@@ -21,8 +21,6 @@ POSITIONS = (
 
 @dataclass(frozen=True)
 class Positions:
-    """Positions of any kind."""
-
     kind: str  # none, list, numpy, or library for an array of the library
     shape: tuple[int, ...]
     how: str  # counted, small, signed, large, edges, fractions
@@ -180,8 +178,6 @@ def components(rope):
 
 @dataclass(frozen=True)
 class Shape:
-    """Names and lengths of axes."""
-
     axes: str
     named: bool  # whether the names are passed, or are those by default
     sizes: dict[str, int]
@@ -224,8 +220,6 @@ def shapes(draw):
 
 @dataclass(frozen=True)
 class Out:
-    """Where results are written."""
-
     kind: str
     """none, new, same, the other array of a call (swapped), or moved: overlapping what is read."""
     view: View
