@@ -164,12 +164,14 @@ def test_device_positions_of_every_integer_dtype_equal_int64(backend, kind, sign
 
 
 SHAPES = [((9,), 9), ((2, 9), 9), ((2, 1), 1), ((2, 1), 9), ((1, 1), 9), ((1, 9), 9), ((1,), 1)]
+SHAPES += [((), 1), ((4, 2, 9), 9), ((1, 2, 9), 9), ((4, 1, 9), 9), ((4, 2, 1), 9)]
 
 
-@pytest.mark.parametrize(("shape", "tokens"), [*SHAPES, ((), 1)])
+@pytest.mark.parametrize(("shape", "tokens"), SHAPES)
 def test_positions_of_every_shape_broadcast_over_batch_and_tokens(backend, shape, tokens, rng):
-    positions, x = rng.integers(0, 10_000, shape), sample(rng, 2, tokens, 3, 8)
-    expected = truth(RoPE().rotate, x, np.broadcast_to(positions, (2, tokens)).copy())
+    batch = (4, 2) if len(shape) == 3 else (2,)
+    positions, x = rng.integers(0, 10_000, shape), sample(rng, *batch, tokens, 3, 8)
+    expected = truth(RoPE().rotate, x, np.broadcast_to(positions, (*batch, tokens)).copy())
     for given in (positions, positions.tolist(), backend.make(positions)):
         check_result(backend, RoPE().rotate(backend.make(x), given), expected, x)
 

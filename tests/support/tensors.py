@@ -13,7 +13,6 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
-LAYOUTS = ("interleaved", "half", "interleaved_to_half")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 ON_A_GPU = []  # marks of tests that the interpreter runs too
 if not INTERPRETED:

@@ -1,7 +1,5 @@
 """Kernels on numpy's arrays have numpy's bits, of every number and size, in memory of any kind."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 from rope_xp_backends.cpu import plan
@@ -57,16 +55,6 @@ def test_nan_of_every_sign_and_payload_stays_nan(any_path, dtype):
     x = np.ones((3, 1, 64), numpy_dtype(dtype))
     got = rope_xp.apply_tables(x, table, table)
     assert np.isnan(got.astype(np.float64)).all()
-
-
-@pytest.mark.parametrize("shape", [(4, 2, 130), (1, 2, 130), (4, 1, 130), (4, 2, 1), (130,)])
-def test_two_batch_axes_with_positions_of_their_own_have_the_bits_of_numpy(any_path, shape, rng):
-    positions = rng.integers(0, 1 << 20, shape)
-    q, k = sample(rng, 4, 2, 130, 3, 8), sample(rng, 4, 2, 130, 1, 8)
-    for axes in ("xbshd", "sxhbd"):
-        views = [x.transpose(["xbshd".index(name) for name in axes]) for x in (q, k)]
-        apply = partial(rope_xp.apply, *views, positions, axes=axes)
-        same(apply(), truth(apply))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])

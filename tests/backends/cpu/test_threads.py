@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from rope_xp_backends.cpu import threads as _threads
 from support.bits import same, sample
+from support.exhaustive import exhaustive
 from support.programs import printed, run
 from support.targets import truth
 
@@ -108,7 +109,7 @@ def test_parts_run_once_where_threads_cannot_start(path, started, threads, monke
 
 
 @pytest.mark.skipif(os.name != "posix", reason="this system sends no such signals")
-@pytest.mark.parametrize("kind", ["parts", "arrays", "compiler"])
+@pytest.mark.parametrize("kind", ["parts", "arrays", exhaustive("compiler")])
 def test_handlers_that_raise_are_obeyed_when_no_part_runs(kind):
     if kind != "parts":
         pytest.importorskip("llvmlite")

@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from support.lazy import equal, sample
+from support import bits
 from support.targets import ALL_FLOATS
 
 import rope_xp
@@ -14,6 +14,15 @@ from rope_xp._arguments import parse
 
 dask = pytest.importorskip("dask")
 da = pytest.importorskip("dask.array", reason="dask or its arrays are not installed")
+
+sample = partial(bits.sample, np.random.default_rng(0))
+
+
+def equal(lazy, expected):
+    assert isinstance(lazy, da.Array)
+    assert (lazy.dtype, lazy.shape) == (expected.dtype, expected.shape)
+    bits.same(lazy.compute(scheduler="synchronous"), expected)
+
 
 ROPES = {
     "half": RoPE(layout="half"),

@@ -132,12 +132,13 @@ def test_donated_inputs_are_reused():
     close(got, expected)
 
 
-def test_strict_dtype_and_rank_promotion_are_obeyed():
+def test_strict_dtypes_rank_promotion_and_debug_nans_are_obeyed():
     q, k = sample(2, 5, 4, 16), sample(2, 5, 2, 16)
-    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
-        expected = rope_xp.apply(np.asarray(q), np.asarray(k), POSITIONS)
+    strict = jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise")
+    expected = rope_xp.apply(np.asarray(q), np.asarray(k), POSITIONS)
+    with strict[0], strict[1], jax.debug_nans(True):
         got = rope_xp.apply(q, k, POSITIONS)
-        rope_xp.apply(q.astype(jnp.bfloat16), k.astype(jnp.bfloat16), POSITIONS)
+        rope_xp.apply(q.astype(jnp.bfloat16), k.astype(jnp.bfloat16), POSITIONS, base=10_987.0)
         rope_xp.apply(q, k, jnp.asarray(POSITIONS, jnp.int32))
         rope_xp.apply(q, k, jnp.asarray([0.5] * 5))
     close(got, expected)
@@ -191,11 +192,6 @@ def test_float64_without_x64_is_refused_and_spoils_no_tables():
             for _ in range(2):  # the second is cached
                 got = rope.rotate(wide, [10_000_000])
                 np.testing.assert_allclose(got, expected, rtol=0, atol=1e-14)
-
-
-def test_rotations_make_no_nan_that_debug_nans_would_see():
-    with jax.debug_nans(True):
-        RoPE(base=10_987.0).rotate(sample(5, 2, 8))
 
 
 # --- angles are a tree, so that transformations take and return them -----------------------------

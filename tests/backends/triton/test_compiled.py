@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 from rope_xp_backends.gpu import triton_plan
 from support.equality import LAYOUTS
+from support.targets import ALL_FLOATS
 
 import rope_xp
 from rope_xp import RoPE
@@ -21,7 +22,6 @@ from triton.backends.compiler import GPUTarget  # noqa: E402  # it needs triton
 
 pytestmark = pytest.mark.exhaustive
 REGISTERS = 80  # of a thread, at most
-DTYPES = ("float16", "bfloat16", "float32", "float64")
 CUDA = [GPUTarget("cuda", capability, 32) for capability in (80, 90, 100, 120)]
 ROCM = GPUTarget("hip", "gfx942", 64)
 # Triton 3.6 has an assembler, of CUDA 12.9, that fuses pairs of floats on Blackwell though told not
@@ -120,7 +120,7 @@ def check(variant, target, path):
 
 
 @pytest.mark.covering
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", ALL_FLOATS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("target", [*CUDA, ROCM], ids=lambda t: f"{t.backend}:{t.arch}")
 def test_accesses_are_of_16_bytes(target, layout, dtype, planned, tmp_path):

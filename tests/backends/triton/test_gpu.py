@@ -5,8 +5,9 @@ from functools import partial
 
 import pytest
 from support import tensors
+from support.equality import LAYOUTS
 from support.targets import truth
-from support.tensors import LAYOUTS, ON_A_GPU
+from support.tensors import ON_A_GPU
 from support.torch_op import same
 
 from rope_xp import RoPE

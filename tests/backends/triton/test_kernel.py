@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from rope_xp_backends.gpu import triton_plan
 from rope_xp_backends.torch.library import Torch
+from support.equality import LAYOUTS
 from support.exhaustive import exhaustive
 from support.rules import Temperature
 from support.targets import INTERPRETED, truth
 from support.tensors import (
     DEVICE,
     DTYPES,
-    LAYOUTS,
     ON_A_GPU,
     POSITIONS,
     anywhere,

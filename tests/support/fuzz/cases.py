@@ -7,10 +7,10 @@ import numpy as np
 from hypothesis import strategies as st
 
 from rope_xp import RoPE, scaling
+from support.equality import LAYOUTS
 from support.fuzz.memory import View, lay
 from support.targets import ALL_FLOATS, numpy_dtype
 
-LAYOUTS = ("interleaved", "half", "interleaved_to_half")
 LIMIT = 1 << 31
 EDGES = (0, 1, 2047, 2048, 2049, (1 << 22) - 1, 1 << 22, (1 << 22) + 1, LIMIT - 2, LIMIT - 1)
 POSITIONS = (
