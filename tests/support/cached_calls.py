@@ -34,7 +34,7 @@ from support.targets import numpy_dtype, truth
 THREADS = 2
 CALLERS = 8
 """How many signatures a thread calls in turn. At last a new one takes the place of another."""
-MOST_BYTES = 1 << 21  # of tables, so that some are evicted all the time
+MOST_BYTES = 1 << 20  # of tables, so that some are evicted all the time
 BYTES_A_THREAD = 1 << 10
 PAUSE = 0.1  # seconds between two calls of clear_caches in a thread of its own
 BLOCK = 1 << 15  # bytes; no array of a call needs more
