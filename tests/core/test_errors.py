@@ -286,7 +286,7 @@ TYPES: list[Row] = [
     ("error", "message", "call"),
     [*((RopeError, *row) for row in VALUES), *((TypeError, *row) for row in TYPES)],
 )
-def test_bad_arguments_raise_by_name(error, message, call):
+def test_bad_arguments_raise_and_name_the_argument(error, message, call):
     with pytest.raises(error, match=message):
         call()
 

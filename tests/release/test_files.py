@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
-def test_citation():
+def test_the_citation_agrees_with_the_project():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert str(citation["version"]) == rope_xp.__version__
     assert citation["license"] == PROJECT["license"]

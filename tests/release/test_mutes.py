@@ -43,6 +43,6 @@ def test_every_mute_says_why(folder):
         ('x = "# noqa"', 0),
     ],
 )
-def test_what_counts_as_one(line, mutes, tmp_path):
+def test_mutes_without_words_are_found(line, mutes, tmp_path):
     (tmp_path / "a.py").write_text(line + "\n")
     assert len(find_unexplained(tmp_path / "a.py")) == mutes

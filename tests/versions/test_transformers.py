@@ -49,7 +49,7 @@ def test_a_patched_model_has_the_same_logits(name):
     assert torch.equal(logits(model), before)
 
 
-def test_qwen2_vl():
+def test_a_patched_qwen2_vl_has_the_same_logits():
     if VERSION < (4, 57):
         pytest.skip("the rotary module of Qwen2-VL keeps no configuration, and is refused by name")
     with warnings.catch_warnings():
