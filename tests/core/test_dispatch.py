@@ -180,7 +180,7 @@ WARP = "there is no path 'warp', set by the environment variable ROPE_XP_PATH"
     ("name", "output"),
     [
         exhaustive("portable", "numpy: portable (forced)"),
-        ("warp", f"RopeError: {WARP}; known are portable, llvm"),  # printed as the program ends
+        ("warp", f"RopeError: {WARP}; known are portable, llvm"),
         exhaustive("", "numpy: "),
     ],
 )

@@ -190,7 +190,7 @@ WRONG: list[tuple[str, Any]] = [
     ("LongRoPE.long_factor is empty", lambda: LongRoPE(SHORT, (), 512, 4.0)),
     ("must exceed 1; got 1", lambda: LongRoPE(SHORT, LONG, 1, 4.0)),
     (
-        "LongRoPE.long_factor has 2 entries; 64 rotated components have 32 p",
+        "LongRoPE.long_factor has 2 entries; 64 rotated components have 32 pairs",
         lambda: FEW.frequencies(1e4, 64),
     ),
     ("Llama3.high_freq_factor must not be below low_freq", lambda: Llama3(8.0, 4.0, 3.9, 8192)),

@@ -152,14 +152,8 @@ def tasks(*arrays):
 def test_a_call_adds_few_tasks_a_block_and_computes_nothing(head_dim):
     lazy = da.ones((2, 40, 4, 8), chunks=((1, 1), (7,) * 5 + (5,), (3, 1), head_dim))
     blocks = 2 * 6 * 2
-    kinds = [
-        None,
-        np.arange(40),
-        list(range(40)),
-        np.arange(40) / 3,
-        da.linspace(0, 1, 40, chunks=7),
-    ]
-    kinds += [da.arange(40, chunks=7), da.arange(40, chunks=11)]
+    kinds = [None, np.arange(40), list(range(40)), np.arange(40) / 3, da.arange(40, chunks=7)]
+    kinds += [da.arange(40, chunks=11), da.linspace(0, 1, 40, chunks=7)]
     kinds += [da.zeros((2, 40), chunks=(1, 7), dtype=np.uint32)]
     with dask.config.set(scheduler=lambda *_, **__: pytest.fail("something was computed")):
         for p in kinds:
