@@ -19,6 +19,7 @@ def compute_tables(
     return [np.asarray(backend.back(t), np.float64) for t in tables]
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(("base", "r"), [(1e4, 128), (5e5, 128), (1e6, 80), (1e7, 256)])
 def test_random_positions_are_exact(backend, base, r):
     rng = np.random.default_rng(r)

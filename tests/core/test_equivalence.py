@@ -152,6 +152,7 @@ def test_permuted_weights_give_equal_scores(backend, rng):
 # --- positions of every dtype, shape and kind ----------------------------------------------------
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("kind", ["int8", "int16", "int32", "int64"])
 @pytest.mark.parametrize("sign", ["", "u"])
 def test_device_positions_of_every_integer_dtype_equal_int64(backend, kind, sign, rng):

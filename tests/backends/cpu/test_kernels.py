@@ -134,6 +134,7 @@ VIEWS = {
 }
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_views_of_every_kind_have_the_bits_of_copies(any_path, view, dtype, rng):
