@@ -1,6 +1,7 @@
 """The backend fixture, and what the summary says of backends that were not tested."""
 
 import ctypes
+import gc
 import importlib.util
 import os
 from collections import Counter
@@ -80,6 +81,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     tr.line("backends tested: " + ", ".join(t.name for t in TARGETS if not missing(t)))
     gpu = sum("gpu" in getattr(report, "keywords", {}) for report in skipped)
     tr.line(f"tests that need a GPU and did not run: {gpu}")
+
+
+@pytest.fixture
+def small_heap() -> Iterator[None]:
+    """Have collections pass over what was there before, of which each would take half a second."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture

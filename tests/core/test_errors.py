@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.targets import Target
 
 import rope_xp
 from rope_xp import Choice, RoPE, RopeConfigError, RopeError, positions
@@ -90,8 +89,7 @@ FIELDS = [
 
 
 @pytest.mark.parametrize(("options", "error", "message"), CALLS + FIELDS, ids=lambda a: str(a)[:40])
-def test_options(options: dict[str, Any], error: type[Exception], message: str) -> None:
-    """Nothing is written before all is checked."""
+def test_bad_options_raise_and_write_nothing(options, error, message):
     out = (np.zeros_like(Q), np.zeros_like(K))
     with pytest.raises(error, match=message):
         rope_xp.apply(Q, K, out=out, **options)
@@ -105,8 +103,6 @@ def test_options(options: dict[str, Any], error: type[Exception], message: str) 
 
 
 class Constant(Scaling):
-    """A scaling with the frequencies and the attention factor that it is given."""
-
     def __init__(self, frequencies: object, factor: float = 1.0) -> None:
         self.constant, self.attention_factor = frequencies, factor
 
@@ -290,12 +286,12 @@ TYPES: list[Row] = [
     ("error", "message", "call"),
     [*((RopeError, *row) for row in VALUES), *((TypeError, *row) for row in TYPES)],
 )
-def test_calls(error: type[Exception], message: str, call: Callable[[], Any]) -> None:
+def test_bad_arguments_raise_and_name_the_argument(error, message, call):
     with pytest.raises(error, match=message):
         call()
 
 
-def test_libraries_and_devices_do_not_mix() -> None:
+def test_arrays_of_two_libraries_or_devices_are_refused():
     torch, jnp = pytest.importorskip("torch"), pytest.importorskip("jax.numpy")
     q, k, on_meta = torch.ones(Q.shape), torch.ones(K.shape), torch.ones(K.shape, device="meta")
     cos, which = jnp.ones((9, 4)), torch.tensor([0, 1])
@@ -323,7 +319,7 @@ def test_libraries_and_devices_do_not_mix() -> None:
             call()
 
 
-def test_integers_on_every_backend(backend: Target) -> None:
+def test_integers_and_bool_positions_are_refused_on_every_backend(backend):
     x = backend.make(np.ones((3, 2, 8), np.int32))
     with pytest.raises(TypeError, match="x is .* dtype int32.*; convert it to one of bfloat16"):
         RoPE().rotate(x)
@@ -332,7 +328,7 @@ def test_integers_on_every_backend(backend: Target) -> None:
         RoPE().rotate(q, backend.make(np.ones(3, bool)))
 
 
-def test_hierarchy() -> None:
+def test_errors_derive_from_those_of_python():
     assert issubclass(RopeError, ValueError)
     assert issubclass(RopeConfigError, RopeError)
     assert issubclass(rope_xp.MissingBackendError, ImportError)
@@ -340,7 +336,7 @@ def test_hierarchy() -> None:
         ANGLES.cos = COS
 
 
-def test_what_is_just_allowed() -> None:
+def test_eleven_batch_axes_and_a_layout_of_equal_pairs_are_taken():
     assert RoPE().rotate(np.ones((1,) * 11 + (2,))).shape == (1,) * 11 + (2,)
     other = RoPE(layout="interleaved_to_half")
     assert HALF.rerotate(Q, None, None, to=other).shape == Q.shape
@@ -365,14 +361,14 @@ EXTREME = [
 
 
 @pytest.mark.parametrize(("rope", "message"), EXTREME, ids=lambda a: str(a)[:60])
-def test_scalings_beyond_all_measure(rope: RoPE, message: str) -> None:
+def test_scalings_beyond_float32_are_refused_when_used(rope, message):
     for x in (Q, Q.astype(float)):
         with pytest.raises(RopeError, match=message):
             rope.rotate(x)
 
 
 @pytest.mark.parametrize("rule", [NTK(2.0), YaRN(2.0, 512), Linear(2.0), Axial(), Proportional()])
-def test_frequencies_of_an_impossible_base_or_slice(rule: Scaling) -> None:
+def test_frequencies_of_an_impossible_base_or_rotary_dim_are_refused(rule):
     for base in (0, -1.0, NAN, math.inf, 10**400):
         for call in (rule.frequencies, inverse_frequencies):
             with pytest.raises(RopeError, match="base.* must be positive and finite"):
@@ -383,6 +379,6 @@ def test_frequencies_of_an_impossible_base_or_slice(rule: Scaling) -> None:
 
 
 @pytest.mark.parametrize("note", [Constant, Linear, math.inf, len, frozenset((1, 2))])
-def test_scalings_that_can_be_a_key(note: object) -> None:
+def test_scalings_with_hashable_fields_are_taken(note):
     scaling = Noted(note=note, aside=[1.0])
     assert RoPE(scaling=scaling).scaling is scaling

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
-def test_citation() -> None:
+def test_the_citation_agrees_with_the_project():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert str(citation["version"]) == rope_xp.__version__
     assert citation["license"] == PROJECT["license"]
@@ -42,12 +42,12 @@ def test_what_builds_a_release_has_hashes() -> None:
     assert "--require-hashes -r constraints/release.txt" in (ROOT / ".ci" / "release").read_text()
 
 
-def test_the_repository_has_one_address() -> None:
+def test_the_repository_has_one_address():
     named = re.findall(r"https://[^/]+/[\w.-]+/[\w.-]+", (ROOT / "pyproject.toml").read_text())
     assert named == [PROJECT["urls"]["Homepage"]] * 7
 
 
-def test_pins_of_releases_are_those_of_tests() -> None:
+def test_pins_of_releases_are_those_of_tests():
     def pins(name: str) -> dict[str, str]:
         lines = (ROOT / "constraints" / name).read_text().splitlines()
         matches = (re.match(r"([\w.-]+)==([^ ;]+)", line) for line in lines)
@@ -61,12 +61,12 @@ def test_pins_of_releases_are_those_of_tests() -> None:
     assert not [name for name in tests if name.startswith("nvidia-")]
 
 
-def test_commands_of_releasing_name_what_is_there() -> None:
+def test_commands_of_releasing_name_what_is_there():
     text = (ROOT / "RELEASING.md").read_text()
     named = set(re.findall(r"(?:\.ci|\.github|constraints|docs|rope_xp)/[\w./]+\w", text))
     assert {".ci/run", ".ci/release", ".github/workflows/release.yml"} <= named
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
-def test_security_names_the_entry_points() -> None:
+def test_security_names_the_entry_points():
     assert f"`{find.ENTRY_POINTS}`" in (ROOT / "SECURITY.md").read_text()

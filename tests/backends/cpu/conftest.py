@@ -19,7 +19,7 @@ def path(request):
 
 @pytest.fixture(params=["llvm", "llvm, streaming", "chunked", "cuda"])
 def any_path(request, monkeypatch):
-    """Of the kernel for GPUs too, which tests/support/cuda_on_cpu.py runs on the CPU."""
+    """The kernel for GPUs is run on the CPU by tests/support/cuda_on_cpu.py."""
     name, _, streaming = request.param.partition(", ")
     (target,) = [t for t in TARGETS if t.name == f"numpy-{name}"]
     if reason := missing(target):
