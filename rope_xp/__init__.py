@@ -6,9 +6,12 @@
 >>> q, k = rope_xp.apply(q, k, positions=np.arange(6), layout="half")
 """
 
+from typing import TYPE_CHECKING
+
 from rope_xp import _safe_path, scaling  # noqa: F401  # the first acts when it is imported
 from rope_xp._core.caches import clear_caches
 from rope_xp._core.errors import MissingBackendError, RopeConfigError, RopeError
+from rope_xp._core.lazy import load_on_first_use as _load_on_first_use
 from rope_xp._dispatch import libraries as _libraries  # noqa: F401  # fills the table of find
 from rope_xp._dispatch.choose import Explanation, use_path
 from rope_xp._dispatch.norm import QKNorm
@@ -17,6 +20,13 @@ from rope_xp.angles import Angles
 from rope_xp.choice import Choice
 from rope_xp.hf import from_hf_config
 from rope_xp.rope import RoPE
+
+if TYPE_CHECKING:
+    from rope_xp import backend, integrations, layers, onnx, papers, positions, testing  # noqa: F401
+else:
+    __getattr__, __dir__ = _load_on_first_use(
+        __name__, "backend", "integrations", "layers", "onnx", "papers", "positions", "testing"
+    )
 
 __version__ = "0.1.0"
 

@@ -64,6 +64,14 @@ def check_beside(
     return False
 
 
+def _suggest_axes(axes: Axes) -> str:
+    """Return the advice to name heads before tokens where they stand behind them."""
+    if axes.heads != axes.tokens + 1:
+        return ""
+    names = axes.names.replace("sh", "hs")
+    return f"If heads come before tokens, as in Hugging Face and torch, pass axes={names!r}. "
+
+
 def check_pair_shapes(
     axes: Axes, q_shape: tuple[int, ...], k_shape: tuple[int, ...], has_k_positions: bool
 ) -> None:
@@ -77,7 +85,7 @@ def check_pair_shapes(
         check_known("k", (in_k,))
         axis = {"s": "tokens", "d": "head_dim"}.get(name, f"batch axis {name!r}")
         hint = {
-            "s": "Pass k_positions for the tokens of k",
+            "s": _suggest_axes(axes) + "If k really has other tokens, pass k_positions",
             "d": "If that is intended, rotate each with RoPE.rotate",
         }.get(name, f"They may differ only in heads; is axes={axes.names!r} right?")
         raise RopeError(

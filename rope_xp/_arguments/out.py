@@ -36,7 +36,8 @@ def check_out(
     if len(arrays) == 1:
         out = (out,)
     elif not isinstance(out, (tuple, list)) or len(out) != len(arrays):
-        raise TypeError(f"out must be a tuple ({', '.join(names)}) of arrays; got {type(out)}")
+        got = type(out).__name__ + (f" of {len(out)}" if isinstance(out, (tuple, list)) else "")
+        raise TypeError(f"out must be a tuple ({', '.join(names)}) of two arrays; got a {got}")
     for label, target, name, x in zip(labels, out, names, arrays, strict=True):
         _check_like(backend, label, target, name, x)
     for label, target, name, weight in zip(labels, out, NAMES, weights, strict=False):

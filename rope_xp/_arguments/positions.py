@@ -66,6 +66,8 @@ def read_host(
     if host.size == 0:
         return host.astype(integer), None, get_position_range(0, 0)
     kind = host.dtype.kind
+    if kind == "O" and not isinstance(positions, (list, tuple)):
+        raise wrong_dtype(argument, type(positions).__name__)
     if kind not in "iuf" and host.dtype.name != "bfloat16":
         raise wrong_dtype(argument, str(host.dtype))
     exact = host if kind in "iu" else host.astype(np.float64)

@@ -111,7 +111,8 @@ def functions_called(kind: type) -> tuple[tuple[str, Function], ...]:
 
 def check_order(kind: type, names: re.Pattern[str]) -> None:
     """Check that methods that rotate do so after they read attributes, and never leave it out."""
-    for method in rotating_methods(kind).values():
+    methods = [part for m in rotating_methods(kind).values() for part in wrapped_functions(m)]
+    for method in filter(_find_rotations, methods):
         code = list(dis.get_instructions(method))
         jumps = [(i.offset, i.argval) for i in code if i.opcode in dis.hasjrel + dis.hasjabs]
         reads = [i.offset for i in code if names.fullmatch(str(i.argval))]

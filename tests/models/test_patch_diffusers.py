@@ -113,7 +113,7 @@ def test_norms(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
     model, arguments = small.make()
     keys, before = list(model.state_dict()), output(model, arguments)
     if small.name not in ("flux", "qwen_image", "z_image"):
-        message = "norm_q .* norm spans heads" if small.name == "wan" else "no layer of"
+        message = "norm_q .* norm spans heads" if small.name == "wan" else "cannot fuse a norm of"
         with pytest.raises(RopeError, match=message):
             patch(model, norm=True)
         assert not any(map(_classes.is_patched, model.modules()))
@@ -128,6 +128,39 @@ def test_norms(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
         gradients(model, arguments)
     assert list(model.state_dict()) == keys
     assert torch.equal(output(unpatch(model), arguments), before)
+
+
+def test_processor_set_after_patching_normalizes_by_its_own_code() -> None:
+    model, arguments = flux()
+    before = output(model, arguments)
+    patch(model, norm=True).set_attn_processor(flux_module.FluxAttnProcessor())
+    assert (output(model, arguments) - before).abs().max() < OUTPUTS
+
+
+def test_axis_without_components_reads_no_position() -> None:
+    torch.manual_seed(0)
+    fields = {**HEADS, "num_single_layers": 1, "joint_attention_dim": 8}
+    model = diffusers.BriaTransformer2DModel(
+        **fields, pooled_projection_dim=None, axes_dims_rope=[0, 4, 4]
+    ).eval()
+    keys = ("hidden_states", "encoder_hidden_states", "timestep", "img_ids", "txt_ids")
+    arguments = {key: SMALL[0].arguments[key] for key in keys}
+    before = output(model, arguments)
+    assert (output(patch(model), arguments) - before).abs().max() < OUTPUTS
+
+
+def test_frequencies_cast_to_bfloat16_are_patched() -> None:
+    sizes = dict.fromkeys(
+        ("hidden_size", "ffn_dim", "freq_dim", "time_embed_hidden_dim", "time_embed_dim"), 32
+    )
+    model = diffusers.MiniMaxH3Transformer3DModel(
+        **HEADS, **sizes, num_refiner_layers=1, text_dim=8, rope_freq_dim=1
+    )
+    ids = torch.arange(12).reshape(4, 3)
+    exact = model.rope(ids)
+    assert not torch.equal(model.bfloat16().rope(ids)[1], exact[1])
+    for ours, theirs in zip(patch(model).rope(ids), exact, strict=True):
+        assert (ours - theirs).abs().max() < 2e-6
 
 
 @few
