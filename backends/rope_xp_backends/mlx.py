@@ -47,9 +47,9 @@ class _MlxNamespace:
         return below.sum(-1)
 
     @staticmethod
-    def arange(n: int, *, dtype: mx.Dtype, **_: Any) -> mx.array:
+    def arange(*bounds: int, dtype: mx.Dtype, **_: Any) -> mx.array:
         """Ignore ``device``."""
-        return mx.arange(n, dtype=dtype)
+        return mx.arange(*bounds, dtype=dtype)
 
 
 class Mlx(Backend):

@@ -22,7 +22,7 @@ def move_slots(
     """Return the cache with moved keys in these slots, written to ``out`` if there is one."""
     backend, where, _ = parse.check_array(cache, axes)
     axis = where.tokens
-    _reject_shards(backend)
+    _check_takes_slots(backend)
     slots, on_host = _check_slots(backend, cache, slots, cache.shape[axis])
     outs = check_out(backend, (cache,), out, [("slots", None if on_host else slots)])
     slots = backend.asarray(slots, backend.device(cache)) if on_host else slots
@@ -43,7 +43,7 @@ def rotate_into_slots(
 ) -> tuple[Array, Array]:
     """Return q, and the key cache ``out[1]`` with k in slots, as ``RoPE.apply`` rotates them."""
     backend, where, *_ = parse.check_pair(q, k, axes, has_k_positions=True)
-    _reject_shards(backend)
+    _check_takes_slots(backend)
     if not isinstance(out, (tuple, list)) or len(out) != 2:
         raise RopeError(f"slots= needs out=(q, k_cache), the cache of these slots; got {type(out)}")
     xp, (q_out, cache), tokens = backend.xp, out, where.batch_tokens
@@ -73,8 +73,13 @@ def rotate_into_slots(
     return q_out, _write_keys(backend, cache, slots, on_host, keys)
 
 
-def _reject_shards(backend: Backend) -> None:
-    """Reject arrays whose shards lie on several processes: slots are those of a whole cache."""
+def _check_takes_slots(backend: Backend) -> None:
+    """Reject arrays without operations, or in shards: slots are those of a whole cache."""
+    if not backend.runs_portable:
+        raise RopeError(
+            f"slots= needs the operations of the array API standard, which {backend.name} arrays "
+            "do not have; rotate without slots=, and write the keys to the cache yourself"
+        )
     if backend.sharded_executor is not None:
         raise RopeError(
             f"slots= takes no {backend.name} arrays; pass the shards of this process instead, "
