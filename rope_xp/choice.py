@@ -74,7 +74,7 @@ class Choice:
                     "ropes must rotate the same pairs and read the same components of positions: "
                     f"({', '.join(_SHARED)}) is {values} in ropes[{i}] and {first} in ropes[0]"
                 )
-        which = np.asarray(self.which) if parse.find_owner(self.which) is None else self.which
+        which = np.asarray(self.which) if parse.backend_of(self.which) is None else self.which
         owner = find.require_backend(which, "which")
         if owner.dtype_name(which) not in ("bool", *INTEGERS):
             raise TypeError(f"which must hold integers; got {owner.dtype_name(which)}")

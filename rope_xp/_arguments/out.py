@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from rope_xp._arguments import messages
+from rope_xp._arguments import checks
 from rope_xp._arguments.norm import NAMES
 from rope_xp._core.errors import RopeError
 from rope_xp._core.memory import MemorySpan, get_span, have_overlap, overlaps_itself
@@ -69,7 +69,7 @@ def _check_like(backend: Backend, label: str, out: Any, name: str, x: Array) -> 
     # dtypes by their names: another byte order holds the same numbers.
     kinds = [(backend.dtype_name(a), tuple(a.shape), backend.device(a)) for a in (out, x)]
     if kinds[0] != kinds[1]:
-        shown = [messages.describe(backend, a) for a in (out, x)]
+        shown = [checks.describe(backend, a) for a in (out, x)]
         raise RopeError(f"{label} is {shown[0]}; the result for {name} is {shown[1]}")
 
 

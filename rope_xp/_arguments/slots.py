@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rope_xp._arguments import messages, parse
+from rope_xp._arguments import checks, parse
 from rope_xp._arguments.out import check_out
 from rope_xp._core.dtypes import INTEGERS
 from rope_xp._core.errors import RopeError
@@ -67,7 +67,7 @@ def rotate_into_slots(
             return rotate(q, k, axes=axes, out=(q_out, keys), **options)[0], cache
     outs = None if backend.out_refusal else (q_out, xp.empty_like(k))
     if out[0] is None and backend.is_compiling() and not backend.unwritable_reason(cache, k):
-        outs = None  # which more paths take
+        outs = None  # more paths take calls without out=
     q_out, keys = rotate(q, k, axes=axes, out=outs, **options)
     keys = xp.reshape(xp.permute_dims(keys, order), (math.prod(rows), *head))
     return q_out, _write_keys(backend, cache, slots, on_host, keys)
@@ -90,12 +90,12 @@ def _check_takes_slots(backend: Backend) -> None:
 def _check_cache(backend: Backend, k: Array, cache: Array, head: tuple[int, int]) -> None:
     """Check that a cache has the library, device and dtype of k, and its heads and head_dim."""
     owner, dtype = find.require_backend(cache, "out[1]"), backend.dtype_name(k)
-    fits = messages.check_beside(backend, "k", k, owner, "out[1]", cache)
+    fits = checks.check_same_library_and_device(backend, "k", k, owner, "out[1]", cache)
     fits = fits and len(cache.shape) in (3, 4) and tuple(cache.shape[-2:]) == head
     if not fits or owner.dtype_name(cache) != dtype:
         last = str(head)[1:]
         raise RopeError(
-            f"out[1] is {messages.describe(owner, cache)}; slots= needs a key cache like k, of "
+            f"out[1] is {checks.describe(owner, cache)}; slots= needs a key cache like k, of "
             f"{backend.name} and {dtype}: (slots, {last} or (pages, page, {last}"
         )
 
@@ -144,7 +144,7 @@ def _check_slots(
         fits = tuple(slots.shape) in (shape, shape[-1:] if math.prod(shape[:-1]) == 1 else shape)
         expected = f"of shape {shape}, the batch and tokens of k"
     if owner.dtype_name(slots) not in INTEGERS or not fits:
-        raise RopeError(f"slots must be integers {expected}; got {messages.describe(owner, slots)}")
+        raise RopeError(f"slots must be integers {expected}; got {checks.describe(owner, slots)}")
     host = owner.host_view(slots)
     if host is None:
         return backend.xp.reshape(backend.integers(slots), (-1,)), False

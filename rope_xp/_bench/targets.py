@@ -140,7 +140,7 @@ def _build_mlx(name: str, backend: Backend) -> Target | str:
     kind = mx.default_device().type.name
     if name != f"mlx:{kind}":
         return _NO_ACCELERATOR if kind == "cpu" else "not mlx's default device"
-    return Target(name, backend, backend.xp.asarray, np.asarray, lambda x: mx.abs(x), mx.eval)
+    return Target(name, backend, backend.xp.asarray, np.asarray, mx.abs, mx.eval)
 
 
 _BUILDERS: dict[str, Callable[[str, Backend], Target | str]] = {

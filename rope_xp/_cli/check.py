@@ -29,9 +29,10 @@ from rope_xp.hf import _files, from_hf_config
 from rope_xp.rope import RoPE
 from rope_xp.testing import Identified, Measured, _box, _compare, identify
 
-
 _FUNCTION_OPTIONS = {
-    **{"head_dim": 128, "axes": "bhsd", "heads": 2},
+    "head_dim": 128,
+    "axes": "bhsd",
+    "heads": 2,
     **dict.fromkeys(("components", "tables", "library", "config")),
 }
 """Options for a function, and their defaults."""
@@ -71,7 +72,9 @@ def run(options: argparse.Namespace) -> int:
     foreign = list(_FUNCTION_OPTIONS) if is_model else list(_MODEL_OPTIONS)
     if not is_model and options.config is not None:
         foreign.remove("layout")
-    given = [f"--{n.replace('_', '-')}" for n in foreign if getattr(options, n) not in (None, False)]
+    given = [
+        f"--{n.replace('_', '-')}" for n in foreign if getattr(options, n) not in (None, False)
+    ]
     if given:
         kind, other = ("model", "function") if is_model else ("function", "model")
         raise RopeError(f"{', '.join(given)}: for a {other}; {options.target} is a {kind}")

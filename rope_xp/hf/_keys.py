@@ -91,9 +91,9 @@ def find_language_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
             # A part without a type has that of the whole.
             return find_language_part({"model_type": config.get("model_type"), **config[name]})
     _limits.check_keys("the configuration", config)
-    name = config.get("model_type")
-    if name in _VISION_TYPED_AS_WHOLE and "spatial_merge_size" in config:
-        return {**config, "model_type": f"{name}_vision"}
+    kind = config.get("model_type")
+    if kind in _VISION_TYPED_AS_WHOLE and "spatial_merge_size" in config:
+        return {**config, "model_type": f"{kind}_vision"}
     return config
 
 

@@ -11,8 +11,8 @@ from torch.utils._pytree import tree_map_only
 
 from rope_xp._core.caches import cached
 from rope_xp._core.errors import RopeError
-from rope_xp._dispatch.norm import QKNorm
 from rope_xp.integrations import _classes, _formats, _methods, _rotary
+from rope_xp.norm import QKNorm
 
 _NAME = re.compile(r"(q|k|query|key)_(layer)?norm|norm_(added_)?[qk]")
 
@@ -38,7 +38,7 @@ class Unnormalized:
         return self.normalize()[index]
 
     def __mul__(self, other: Any) -> torch.Tensor:
-        return self.normalize() * other
+        return torch.mul(self.normalize(), other)
 
     @classmethod
     def __torch_function__(

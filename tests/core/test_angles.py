@@ -12,7 +12,7 @@ from support.oracles import BELOW_2_22, BELOW_2_31
 from support.targets import Target, namespace, numpy_dtype, truth
 
 from rope_xp import RoPE, RopeError, scaling
-from rope_xp._core.library import TableKey
+from rope_xp._core.tables import TableKey
 from rope_xp._rotation.tables import host_tables
 
 

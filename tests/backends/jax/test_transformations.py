@@ -10,7 +10,7 @@ from support.exhaustive import exhaustive
 
 import rope_xp
 from rope_xp import Angles, RoPE
-from rope_xp._core.library import TableKey
+from rope_xp._core.tables import TableKey
 from rope_xp._rotation.tables import host_tables
 from rope_xp.scaling import YaRN
 

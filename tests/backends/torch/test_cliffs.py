@@ -17,7 +17,7 @@ import rope_xp
 from rope_xp import RoPE
 from rope_xp._arguments import parse
 from rope_xp._core import caches
-from rope_xp._core.library import TableKey
+from rope_xp._core.tables import TableKey
 from rope_xp._dispatch import call_cache
 from rope_xp._rotation.tables import host_tables
 

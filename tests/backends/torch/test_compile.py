@@ -17,6 +17,9 @@ from rope_xp.scaling import Linear
 torch = pytest.importorskip("torch")
 
 
+WEIGHT = torch.nn.Parameter(torch.ones(16))
+
+
 def options_inside(q, k, p):
     return rope_xp.apply(q, k, p, layout="half", base=5e5, scaling=Linear(2.0))
 
@@ -33,9 +36,13 @@ def numpy_positions(q, k, p):
     return rope_xp.apply(q, k, np.arange(3)[:, None] * 1000, axes="bshd")
 
 
+def norm_inside(q, k, p):
+    return RoPE(layout="half").apply(q, k, p, norm=rope_xp.QKNorm(WEIGHT, WEIGHT))
+
+
 @pytest.mark.parametrize(
     "function",
-    [options_inside, exhaustive(rope_outside), no_positions, numpy_positions],
+    [options_inside, exhaustive(rope_outside), no_positions, numpy_positions, norm_inside],
     ids=lambda f: f.__name__,
 )
 def test_compile_without_warning_in_two_graphs(function) -> None:

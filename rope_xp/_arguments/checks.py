@@ -49,7 +49,7 @@ def check_same_device(backend: Backend, first: str, x: Array, second: str, y: Ar
         raise RopeError(f"{first} is on {a} and {second} on {b}; move one of them")
 
 
-def check_beside(
+def check_same_library_and_device(
     backend: Backend, first: str, x: Array, owner: Backend, second: str, y: Array
 ) -> bool:
     """Return whether y, of ``owner``, has the library and device of x; False in host memory.
