@@ -15,7 +15,7 @@ from rope_xp._core.typing import Array, ArrayT
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
 from rope_xp._rotation.angles import with_axes
-from rope_xp.angles import Angles, build_angles
+from rope_xp.angles import Angles, CosSinPair, build_angles
 from rope_xp.rope import Positions, RoPE
 
 _SHARED = "layout", "rotary_dim", "rotary_offset", "position_axes"
@@ -105,12 +105,11 @@ class Choice:
             which = backend.asarray(which.astype(np.int32), backend.device(like))
         which = backend.integers(which)[..., None, None]
         by_rope = [build_angles(rope, positions, like) for rope in self.ropes]
-        tables = _select(backend, which, [(angles.cos, angles.sin) for angles in by_rope])
-        inverse = None
-        if any(angles.inverse is not None for angles in by_rope):
-            pairs = [angles.inverse or (angles.cos, angles.sin) for angles in by_rope]
-            inverse = _select(backend, which, pairs)
-        return Angles(*tables, self.ropes[0], inverse)
+        tables = [(angles.cos, angles.sin) for angles in by_rope]
+        inverses = [angles.inverse or (angles.cos, angles.sin) for angles in by_rope]
+        has_inverse = any(angles.inverse is not None for angles in by_rope)
+        inverse = _select(backend, which, inverses) if has_inverse else None
+        return Angles(*_select(backend, which, tables), self.ropes[0], inverse)
 
     def apply(
         self,
@@ -119,9 +118,11 @@ class Choice:
         positions: Positions = None,
         *,
         axes: str | None = None,
-        out: tuple[ArrayT, ArrayT] | None = None,
+        **options: Any,
     ) -> tuple[ArrayT, ArrayT]:
         """Rotate queries and keys, each sequence with its own RoPE. See :meth:`rope_xp.RoPE.apply`.
+
+        It takes ``out``, ``slots`` and ``norm``, too.
 
         Examples
         --------
@@ -131,29 +132,19 @@ class Choice:
         >>> q, k = np.ones((2, 3, 4, 8)), np.ones((2, 3, 2, 8))
         >>> q_rotated, k_rotated = rope_xp.Choice(ropes, [0, 1]).apply(q, k)
         """
-        return self._angles_of(q, positions, axes).apply(q, k, axes=axes, out=out)
+        return self._angles_of(q, positions, axes).apply(q, k, axes=axes, **options)
 
     def rotate(
-        self,
-        x: ArrayT,
-        positions: Positions = None,
-        *,
-        axes: str | None = None,
-        out: ArrayT | None = None,
+        self, x: ArrayT, positions: Positions = None, *, axes: str | None = None, **options: Any
     ) -> ArrayT:
-        """Rotate one array. See :meth:`rope_xp.RoPE.rotate`."""
-        return self._angles_of(x, positions, axes).rotate(x, axes=axes, out=out)
+        """Rotate one array. See :meth:`rope_xp.RoPE.rotate`, also for ``out`` and ``norm``."""
+        return self._angles_of(x, positions, axes).rotate(x, axes=axes, **options)
 
     def unrotate(
-        self,
-        x: ArrayT,
-        positions: Positions = None,
-        *,
-        axes: str | None = None,
-        out: ArrayT | None = None,
+        self, x: ArrayT, positions: Positions = None, *, axes: str | None = None, **options: Any
     ) -> ArrayT:
-        """Undo :meth:`rotate`. See :meth:`rope_xp.RoPE.unrotate`."""
-        return self._angles_of(x, positions, axes).unrotate(x, axes=axes, out=out)
+        """Undo :meth:`rotate`. See :meth:`rope_xp.RoPE.unrotate`, also for ``out``."""
+        return self._angles_of(x, positions, axes).unrotate(x, axes=axes, **options)
 
     def _angles_of(self, x: Array, positions: Positions, axes: str | None) -> Angles:
         if positions is None:
@@ -163,15 +154,16 @@ class Choice:
         return self.at(positions, like=x)
 
 
-def _select(
-    backend: Backend, which: Array, tables: list[tuple[Array, Array]]
-) -> tuple[Array, Array]:
+def _select(backend: Backend, which: Array, tables: list[CosSinPair]) -> CosSinPair:
     """Return cos and sin from the rope of each sequence, NaN where ``which`` is out of range."""
-    xp = backend.xp
     ndim = max(len(which.shape), len(tables[0][0].shape))
     which = with_axes(which, ndim)
-    cos = sin = xp.full_like(with_axes(tables[0][0], ndim), float("nan"))
-    for i, (rope_cos, rope_sin) in enumerate(tables):
-        cos = xp.where(which == i, with_axes(rope_cos, ndim), cos)
-        sin = xp.where(which == i, with_axes(rope_sin, ndim), sin)
+
+    def select(by_rope: tuple[Array, ...]) -> Array:
+        selected = backend.xp.full_like(with_axes(by_rope[0], ndim), float("nan"))
+        for i, table in enumerate(by_rope):
+            selected = backend.xp.where(which == i, with_axes(table, ndim), selected)
+        return selected
+
+    cos, sin = map(select, zip(*tables, strict=True))
     return cos, sin

@@ -50,7 +50,7 @@ SIGNATURES = {
     "QKNorm": "q_weight=None, k_weight=None, eps=1e-06, offset=0.0, round_between=False",
     "Choice": "ropes, which",
     "Choice.at": "self, positions, *, like",
-    "Choice.apply": "self, q, k, positions=None, *, axes=None, out=None",
+    "Choice.apply": "self, q, k, positions=None, *, axes=None, **options",
     "Angles.apply": "self, q, k, *, axes=None, out=None, slots=None, norm=None",
     "Angles.rotate": "self, x, *, axes=None, out=None, norm=None",
     "Angles.unrotate": "self, x, *, axes=None, out=None",
