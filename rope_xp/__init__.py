@@ -6,7 +6,7 @@
 >>> q, k = rope_xp.apply(q, k, positions=np.arange(6), layout="half")
 """
 
-from typing import TYPE_CHECKING
+import typing as _typing
 
 from rope_xp import _safe_path, scaling  # noqa: F401  # the first acts when it is imported
 from rope_xp._core.caches import clear_caches
@@ -25,7 +25,7 @@ from rope_xp.rope import RoPE
 
 _registrars.append(_find.register_pytrees)
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from rope_xp import backend, integrations, layers, onnx, papers, positions, testing  # noqa: F401
 else:
     __getattr__, __dir__ = _load_on_first_use(

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from rope_xp._arguments import fields, parse
-from rope_xp._arguments.axes import parse_axes
 from rope_xp._core.dtypes import INTEGERS
 from rope_xp._core.errors import RopeError
-from rope_xp._core.typing import Array, ArrayT
+from rope_xp._core.typing import Array
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
 from rope_xp._rotation.angles import with_axes
@@ -26,7 +25,8 @@ class Choice:
     """One of several RoPEs for each sequence of a batch; all of them rotate the same pairs.
 
     Use it for requests with different scaling, such as short and long contexts of LongRoPE. Cos and
-    sin are computed for every rope and selected for each sequence; q and k are rotated once.
+    sin are computed for every rope and selected for each sequence; the :class:`Angles` of
+    :meth:`at` rotate q and k once.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ class Choice:
     >>> regimes = rope.for_length(4096), rope.for_length(4097)
     >>> choice = rope_xp.Choice(regimes, lengths > 4096)
     >>> q, k = np.ones((2, 1, 4, 8)), np.ones((2, 1, 2, 8))
-    >>> q_rotated, k_rotated = choice.apply(q, k, lengths[:, None] - 1)
+    >>> q_rotated, k_rotated = choice.at(lengths[:, None] - 1, like=q).apply(q, k)
     >>> bool((k_rotated[1] == regimes[1].rotate(k[1], 8999)).all())
     True
     """
@@ -110,48 +110,6 @@ class Choice:
         has_inverse = any(angles.inverse is not None for angles in by_rope)
         inverse = _select(backend, which, inverses) if has_inverse else None
         return Angles(*_select(backend, which, tables), self.ropes[0], inverse)
-
-    def apply(
-        self,
-        q: ArrayT,
-        k: ArrayT,
-        positions: Positions = None,
-        *,
-        axes: str | None = None,
-        **options: Any,
-    ) -> tuple[ArrayT, ArrayT]:
-        """Rotate queries and keys, each sequence with its own RoPE. See :meth:`rope_xp.RoPE.apply`.
-
-        It takes ``out``, ``slots`` and ``norm``, too.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> import rope_xp
-        >>> ropes = rope_xp.RoPE(), rope_xp.RoPE(scaling=rope_xp.scaling.Linear(4.0))
-        >>> q, k = np.ones((2, 3, 4, 8)), np.ones((2, 3, 2, 8))
-        >>> q_rotated, k_rotated = rope_xp.Choice(ropes, [0, 1]).apply(q, k)
-        """
-        return self._angles_of(q, positions, axes).apply(q, k, axes=axes, **options)
-
-    def rotate(
-        self, x: ArrayT, positions: Positions = None, *, axes: str | None = None, **options: Any
-    ) -> ArrayT:
-        """Rotate one array. See :meth:`rope_xp.RoPE.rotate`, also for ``out`` and ``norm``."""
-        return self._angles_of(x, positions, axes).rotate(x, axes=axes, **options)
-
-    def unrotate(
-        self, x: ArrayT, positions: Positions = None, *, axes: str | None = None, **options: Any
-    ) -> ArrayT:
-        """Undo :meth:`rotate`. See :meth:`rope_xp.RoPE.unrotate`, also for ``out``."""
-        return self._angles_of(x, positions, axes).unrotate(x, axes=axes, **options)
-
-    def _angles_of(self, x: Array, positions: Positions, axes: str | None) -> Angles:
-        if positions is None:
-            backend = find.require_backend(x, "x")
-            tokens = x.shape[parse_axes(axes, len(x.shape), "x").tokens]
-            positions = backend.arange(tokens, backend.device(x))
-        return self.at(positions, like=x)
 
 
 def _select(backend: Backend, which: Array, tables: list[CosSinPair]) -> CosSinPair:

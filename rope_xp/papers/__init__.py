@@ -5,11 +5,11 @@
 - :mod:`rope_xp.papers.analysis`: scores over distance, in numpy
 """
 
-from typing import TYPE_CHECKING
+import typing as _typing
 
 from rope_xp._core.lazy import load_on_first_use as _load_on_first_use
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from rope_xp.papers import analysis, attention, encodings  # noqa: F401
 else:
     __getattr__, __dir__ = _load_on_first_use(__name__, "analysis", "attention", "encodings")

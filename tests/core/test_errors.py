@@ -187,8 +187,8 @@ VALUES: list[Row] = [
     # Choices.
     ("which must hold indices into ropes, from 0 to 1", lambda: choose(CHOICE, [0, 3])),
     (r"must rotate the same pairs.*ropes\[1\]", lambda: choose((CHOICE[0], RoPE()), [0, 1])),
-    ("must broadcast to", lambda: choose(CHOICE, [0, 1, 0]).apply(Q, K)),
-    ("length", lambda: choose((RoPE(scaling=LONG),), [0, 0]).rotate(Q)),
+    ("must broadcast to", lambda: choose(CHOICE, [0, 1, 0]).at([1], like=Q).apply(Q, K)),
+    ("length", lambda: choose((RoPE(scaling=LONG),), [0, 0]).at([1], like=Q)),
     # Weights.
     (r"\(24, 5\); its first axis must be num_h", lambda: permute(np.ones((24, 5)), 5, to="half")),
     ("head_dim even", lambda: permute(np.ones((24, 5)), 8, to="half")),
@@ -312,7 +312,7 @@ def test_libraries_and_devices_do_not_mix() -> None:
         ("x is a torch array and cos a jax array", lambda: tables(q, cos, cos)),
         (r"out\[0\] must be an array of torch like q", lambda: apply(q, k, out=(Q, k))),
         ("q is a numpy array and cos a torch", lambda: at(range(9), like=k).apply(Q, K)),
-        ("like is a numpy array and which a torch", lambda: choose(CHOICE, which).rotate(Q)),
+        ("like is a numpy array and which a torch", lambda: choose(CHOICE, which).at([1], like=Q)),
     ]:
         with pytest.raises(TypeError, match=message):
             call()

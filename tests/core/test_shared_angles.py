@@ -181,7 +181,7 @@ def test_each_sequence_is_rotated_by_its_own_rope(
 
     def rotate(q: Any, k: Any, on_device: Any) -> Any:
         choice = on_host if where == "host" else Choice(CHOICES, on_device)
-        return choice.apply(q, k, positions, axes=axes)
+        return choice.at(positions, like=q).apply(q, k, axes=axes)
 
     check(backend, rotate, *arrays, which, rope=CHOICES[2], expected=tuple(expected))
 
@@ -190,7 +190,7 @@ def test_longrope_by_the_length_of_each_request(rng: Generator) -> None:
     lengths = np.array([4096, 4097, 10, 100_000])
     choice = Choice((LONG.for_length(4096), LONG.for_length(4097)), lengths > 4096)
     x = rng.standard_normal((4, 1, 2, 8))
-    rotated = choice.rotate(x, lengths[:, None] - 1)
+    rotated = choice.at(lengths[:, None] - 1, like=x).rotate(x)
     for i, n in enumerate(lengths.tolist()):
         expected = LONG.for_length(n).rotate(x[i : i + 1], [[n - 1]])
         np.testing.assert_array_equal(rotated[i : i + 1], expected)
@@ -199,22 +199,20 @@ def test_longrope_by_the_length_of_each_request(rng: Generator) -> None:
 def test_choices_for_all_layers_and_in_place(rng: Generator) -> None:
     q, k = sample(rng, 4, 3, 4, 12), sample(rng, 4, 3, 2, 12)
     choice = Choice(CHOICES, [0, 1, 2, 0])
-    for positions in (None, np.arange(12).reshape(4, 3)):
-        back = choice.unrotate(choice.rotate(q, positions), positions)
-        np.testing.assert_allclose(back, q, rtol=0, atol=2e-6)
-    expected = choice.apply(q, k, [1, 2, 3])
-    by_angles = choice.at([1, 2, 3], like=q).apply(q, k)
-    results = choice.apply(q, k, [1, 2, 3], out=(q, k))
+    angles = choice.at(np.arange(12).reshape(4, 3), like=q)
+    np.testing.assert_allclose(angles.unrotate(angles.rotate(q)), q, rtol=0, atol=2e-6)
+    expected = angles.apply(q, k)
+    results = angles.apply(q, k, out=(q, k))
     assert results[0] is q
-    for pair in (by_angles, results):
-        for result, right in zip(pair, expected, strict=True):
-            np.testing.assert_array_equal(result, right)
+    for result, right in zip(results, expected, strict=True):
+        np.testing.assert_array_equal(result, right)
 
 
 def test_tokens_that_are_packed(rng: Generator) -> None:
     """A batch of sequences of one token, each with its own number."""
     packed, positions, which = sample(rng, 12, 4, 12), np.arange(12) ** 2, np.arange(12) % 3
-    rotated = Choice(CHOICES, which).rotate(packed[:, None], positions[:, None])[:, 0]
+    angles = Choice(CHOICES, which).at(positions[:, None], like=packed)
+    rotated = angles.rotate(packed[:, None])[:, 0]
     for i, rope in enumerate(CHOICES):
         expected = rope.rotate(packed[which == i], positions[which == i])
         np.testing.assert_array_equal(rotated[which == i], expected)
@@ -223,7 +221,8 @@ def test_tokens_that_are_packed(rng: Generator) -> None:
 def test_gradients_and_out_of_range_on_a_device() -> None:
     torch = pytest.importorskip("torch")
     x = torch.ones(3, 1, 2, 12, requires_grad=True)
-    y = Choice(CHOICES[:2], torch.tensor([0, 1, 2])).rotate(x, [[5], [6], [7]])
+    choice = Choice(CHOICES[:2], torch.tensor([0, 1, 2]))
+    y = choice.at([[5], [6], [7]], like=x).rotate(x)
     assert y[..., :8].isnan().flatten(1).all(dim=1).tolist() == [False, False, True]
     y[:2].sum().backward()
     assert (x.grad[:2] != 0).all()
