@@ -195,7 +195,7 @@ def test_options_for_another_kind_of_target_are_refused(tmp_path: Path, capsys) 
     assert (status, out) == (1, "")
     assert f"--head-dim, --axes: for a function; {folder} is a model" in error
     status, _, error = run_check(
-        capsys, "rotates_by_hand:rotate", "--config", folder, "--layout", "half"
+        capsys, "rotates_by_hand:rotate", "--head-dim", "32", "--config", folder, "--layout", "half"
     )
     assert error == ""
 

@@ -53,7 +53,8 @@ def test_compile_without_warning_in_two_graphs(function) -> None:
     for tokens in (5, 9, 700, 2049):
         q, k = sample(3, tokens, 4, 16), sample(3, tokens, 2, 16)
         p = torch.arange(tokens) + 70_000
-        same(compiled(q, k, p), function(q, k, p))
+        rtol = 1e-6 if function is norm_inside else 0  # sums of squares differ in their order
+        torch.testing.assert_close(compiled(q, k, p), function(q, k, p), rtol=rtol, atol=rtol)
     assert len(graphs) <= 2
 
 
