@@ -32,6 +32,8 @@ class Unnormalized:
         return torch.nn.functional.rms_norm(x, weight.shape, weight, norm.eps).to(self.x.dtype)
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # which copies and pickles look up before there is an x
+            raise AttributeError(name)
         return getattr(self.normalize(), name)
 
     def __getitem__(self, index: Any) -> torch.Tensor:

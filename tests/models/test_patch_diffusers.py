@@ -137,6 +137,24 @@ def test_processor_set_after_patching_normalizes_by_its_own_code() -> None:
     assert (output(model, arguments) - before).abs().max() < OUTPUTS
 
 
+@pytest.mark.parametrize("name", ["Flux2", "Chroma"])
+def test_norms_of_models_built_like_flux_keep_the_output(name: str) -> None:
+    torch.manual_seed(0)
+    components, sizes = (4, {}) if name == "Flux2" else (3, dict.fromkeys(CHROMA, 16))
+    axes = (2,) * (components - 1) + (10 - 2 * components,)
+    fields = {**HEADS, **sizes, "num_single_layers": 1, "joint_attention_dim": 8}
+    model = getattr(diffusers, f"{name}Transformer2DModel")(**fields, axes_dims_rope=axes).eval()
+    keys = ("hidden_states", "encoder_hidden_states", "timestep", "img_ids", "txt_ids")
+    arguments = {key: SMALL[0].arguments[key] for key in keys}
+    for key in keys[-2:]:
+        arguments[key] = torch.nn.functional.pad(arguments[key], (0, components - 3))
+    arguments |= {"guidance": torch.ones(2)} if name == "Flux2" else {}
+    before = output(model, arguments)
+    patch(model, norm=True)
+    assert _classes.is_patched(model.single_transformer_blocks[0].attn.norm_q)
+    assert (output(model, arguments) - before).abs().max() < OUTPUTS
+
+
 def test_axis_without_components_reads_no_position() -> None:
     torch.manual_seed(0)
     fields = {**HEADS, "num_single_layers": 1, "joint_attention_dim": 8}
@@ -330,6 +348,7 @@ def test_positions_beyond_what_the_model_has_tables_for() -> None:
 
 
 HEADS = {"num_attention_heads": 2, "attention_head_dim": 8, "num_layers": 1, "in_channels": 4}
+CHROMA = ("approximator_num_channels", "approximator_hidden_dim", "approximator_layers")
 WIDTHS = {"pooled_projection_dim": 8}
 
 
