@@ -119,7 +119,7 @@ def check_order(kind: type, names: re.Pattern[str]) -> None:
         calls = [i.offset for i in code if _NAME.fullmatch(str(i.argval))]
         passed = [(start, call) for start, end in jumps for call in calls if start < call < end]
         always = all(any(start < read < call for read in reads) for start, call in passed)
-        if not reads or reads[-1] > calls[-1] or not always:
+        if not (reads and calls) or reads[-1] > calls[-1] or not always:
             raise RopeError(f"{kind.__name__} does not always rotate after it")
 
 
