@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map_only
 
 from rope_xp._core.caches import cached
 from rope_xp._core.errors import RopeError
@@ -46,12 +45,21 @@ class Unnormalized:
     def __torch_function__(
         cls, function: Callable[..., Any], _: Any, arguments: Any = (), named: Any = None
     ) -> Any:
-        arguments, named = tree_map_only(cls, cls.normalize, (arguments, named or {}))
-        return function(*arguments, **named)
+        named = named or {}
+        return function(
+            *normalize(arguments), **dict(zip(named, normalize(named.values()), strict=True))
+        )
 
 
 def normalize(arrays: Iterable[Any]) -> tuple[Any, ...]:
-    return tuple([x.normalize() if isinstance(x, Unnormalized) else x for x in arrays])
+    """Compute the norms among arrays, and among those in lists and tuples."""
+    return tuple([_normalize_one(x) for x in arrays])
+
+
+def _normalize_one(x: Any) -> Any:
+    if isinstance(x, Unnormalized):
+        return x.normalize()
+    return normalize(x) if type(x) in (list, tuple) else x
 
 
 def split_norm(arrays: Sequence[Any]) -> tuple[tuple[Any, ...], QKNorm | None]:
