@@ -138,34 +138,24 @@ def test_processor_set_after_patching_normalizes_by_its_own_code() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.FluxPosEmbed. is deprecated")  # by Chroma's own import
-@pytest.mark.parametrize("name", ["Flux2", "Chroma"])
-def test_norms_of_models_built_like_flux_keep_the_output(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "axes", "norm"),
+    [("Flux2", (2, 2, 2, 2), True), ("Chroma", (2, 2, 4), True), ("Bria", (0, 4, 4), False)],
+)
+def test_models_built_like_flux_keep_the_output(name: str, axes: Any, norm: bool) -> None:
     torch.manual_seed(0)
-    components, sizes = (4, {}) if name == "Flux2" else (3, dict.fromkeys(CHROMA, 16))
-    axes = (2,) * (components - 1) + (10 - 2 * components,)
-    fields = {**HEADS, **sizes, "num_single_layers": 1, "joint_attention_dim": 8}
+    more = {"Chroma": dict.fromkeys(CHROMA, 16), "Bria": {"pooled_projection_dim": None}}
+    fields = {**HEADS, **more.get(name, {}), "num_single_layers": 1, "joint_attention_dim": 8}
     model = getattr(diffusers, f"{name}Transformer2DModel")(**fields, axes_dims_rope=axes).eval()
     keys = ("hidden_states", "encoder_hidden_states", "timestep", "img_ids", "txt_ids")
     arguments = {key: SMALL[0].arguments[key] for key in keys}
     for key in keys[-2:]:
-        arguments[key] = torch.nn.functional.pad(arguments[key], (0, components - 3))
+        arguments[key] = torch.nn.functional.pad(arguments[key], (0, len(axes) - 3))
     arguments |= {"guidance": torch.ones(2)} if name == "Flux2" else {}
     before = output(model, arguments)
-    patch(model, norm=True)
-    assert _classes.is_patched(model.single_transformer_blocks[0].attn.norm_q)
+    patch(model, norm=norm)
+    assert _classes.is_patched(model.single_transformer_blocks[0].attn.norm_q) == norm
     assert (output(model, arguments) - before).abs().max() < OUTPUTS
-
-
-def test_axis_without_components_reads_no_position() -> None:
-    torch.manual_seed(0)
-    fields = {**HEADS, "num_single_layers": 1, "joint_attention_dim": 8}
-    model = diffusers.BriaTransformer2DModel(
-        **fields, pooled_projection_dim=None, axes_dims_rope=[0, 4, 4]
-    ).eval()
-    keys = ("hidden_states", "encoder_hidden_states", "timestep", "img_ids", "txt_ids")
-    arguments = {key: SMALL[0].arguments[key] for key in keys}
-    before = output(model, arguments)
-    assert (output(patch(model), arguments) - before).abs().max() < OUTPUTS
 
 
 def test_frequencies_cast_to_bfloat16_are_patched() -> None:
