@@ -9,8 +9,8 @@ from rope_xp._core.errors import RopeError
 from rope_xp._core.typing import ArrayT, Layout
 from rope_xp._dispatch import call_cache, choose, find
 from rope_xp._dispatch.choose import Explanation
-from rope_xp._dispatch.norm import QKNorm
 from rope_xp._dispatch.recent_calls import GivenTables, recall
+from rope_xp.norm import QKNorm
 from rope_xp.rope import Positions, RoPE
 
 _DEFAULT = RoPE()

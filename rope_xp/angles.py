@@ -13,15 +13,16 @@ from rope_xp._arguments.axes import parse_axes
 from rope_xp._arguments.slots import rotate_into_slots
 from rope_xp._core.caches import cached
 from rope_xp._core.call import Call, RotationSpec, TableLookup, leaves
-from rope_xp._core.library import TREES, Rope
 from rope_xp._core.path import Path, PathUnavailable
+from rope_xp._core.protocols import Rope
+from rope_xp._core.pytrees import PYTREE_CLASSES
 from rope_xp._core.typing import Array, ArrayT
 from rope_xp._dispatch import call_cache
 from rope_xp._dispatch.backend import Backend
 from rope_xp._dispatch.call_cache import CachedCall, CallSignature
 from rope_xp._dispatch.choose import choice
-from rope_xp._dispatch.norm import QKNorm, read_norm
 from rope_xp._dispatch.recent_calls import GivenTables, describe_context, recall
+from rope_xp.norm import QKNorm, read_norm
 
 CosSinPair: TypeAlias = tuple[Array, Array]
 UnitRotation: TypeAlias = tuple[CachedCall, Array, int]
@@ -149,7 +150,7 @@ class Angles:
         return call_cache.run(*options, parse_tables.rotate, *arguments)
 
 
-TREES.append((Angles, ("cos", "sin", "inverse"), ("rope",)))
+PYTREE_CLASSES.append((Angles, ("cos", "sin", "inverse"), ("rope",)))
 
 
 def build_angles(rope: Rope, positions: Any, like: Array) -> Angles:

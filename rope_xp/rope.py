@@ -9,10 +9,10 @@ from rope_xp._arguments import fields, parse, parse_tables
 from rope_xp._arguments.slots import move_slots, rotate_into_slots
 from rope_xp._core.typing import Array, ArrayT
 from rope_xp._dispatch import call_cache, choose
-from rope_xp._dispatch.norm import QKNorm, read_norm
 from rope_xp._dispatch.recent_calls import recall
 from rope_xp._frequencies import RopeFields
 from rope_xp.angles import Angles, build_angles
+from rope_xp.norm import QKNorm, read_norm
 
 Positions = Any
 """Integers or floats: an array of the same library, a numpy array, or Python numbers."""

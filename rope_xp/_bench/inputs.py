@@ -29,7 +29,8 @@ class Case(NamedTuple):
 
 def find(name: str) -> targets.Target:
     """Return a target by its name; raise Absent where this machine or rope_xp does not have it."""
-    target = targets.find(name) if name in targets.NAMES else "not known to this version of rope_xp"
+    known = name in targets.ALL_NAMES
+    target = targets.find(name) if known else "not known to this version of rope_xp"
     if isinstance(target, str):
         raise Absent(f"{name}: {target}")
     return target

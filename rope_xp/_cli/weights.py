@@ -32,7 +32,7 @@ def load_model(folder: Path) -> Any:
     missing = [n for n in ("torch", "transformers") if importlib.util.find_spec(n) is None]
     if missing:
         names = " and ".join(missing)
-        raise RopeError(f"--weights needs {names} (pip install 'rope-xp[torch,transformers]')")
+        raise RopeError(f"--weights needs {names} (pip install torch transformers)")
     config, files = _files.read_json(folder / "config.json"), _list_files(folder)
     try:
         with _isolate():

@@ -13,11 +13,11 @@ _K = TypeVar("_K")
 
 REGISTRY: dict[str, Any] = {}
 """Every cache by the name of its function. Each has ``cache_clear``."""
-MOST_BYTES = 64 << 20
-"""Size limit of all tables together, which only the newest two sets may exceed."""
+MAX_BYTES = 64 << 20
+"""Size limit of all tables together, except that the newest two sets always stay."""
 PINNED: dict[int, Any] = {}
 """Tables in captured graphs, by id. They stay: no library reports when it frees a graph."""
-_LEAST_BYTES = 1 << 14
+_MIN_BYTES = 1 << 14
 """Counted for smaller tables, as their keys take memory too."""
 
 
@@ -33,7 +33,7 @@ def cached(results: int) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
 
 
 def cached_tables(function: Callable[[_K], _T]) -> Callable[[_K], _T]:
-    """Cache the tables that a function builds from one key, within ``MOST_BYTES`` in all."""
+    """Cache the tables that a function builds from one key, within ``MAX_BYTES`` in all."""
     cache = REGISTRY[_name(function)] = TableCache(function)
     return cache.__getitem__
 
@@ -113,7 +113,7 @@ class BoundedCache(dict[Any, Any]):
 
 _ORDER: dict[tuple["TableCache", Any], int] = {}
 """Bytes of all cached tables, the oldest first."""
-_NEWEST = 2
+_ALWAYS_KEPT = 2
 """Device tables are copied from host tables, so both sets must fit."""
 
 
@@ -133,7 +133,7 @@ class TableCache(dict[Any, Any]):
             self.built += 1
             tables = self.setdefault(key, tables)
             _ORDER[self, key] = _count_bytes(tables)
-            while len(_ORDER) > _NEWEST and sum(_ORDER.values()) > MOST_BYTES:
+            while len(_ORDER) > _ALWAYS_KEPT and sum(_ORDER.values()) > MAX_BYTES:
                 cache, oldest = next(iter(_ORDER))
                 del _ORDER[cache, oldest]
                 cache.pop(oldest, None)
@@ -150,4 +150,4 @@ class TableCache(dict[Any, Any]):
 def _count_bytes(tables: Any) -> int:
     arrays = (x for x in tables if x is not None)
     size: int = sum(math.prod(x.shape) * (8 if "64" in str(x.dtype) else 4) for x in arrays)
-    return max(size, _LEAST_BYTES)
+    return max(size, _MIN_BYTES)

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from rope_xp._core.caches import BoundedCache
 from rope_xp._core.call import Call, CosSin, RelativeAngles, TableLookup
-from rope_xp._core.library import DigitTables
 from rope_xp._core.path import Path, PathUnavailable
+from rope_xp._core.tables import DigitTables
 from rope_xp._core.typing import Array
 from rope_xp._dispatch import choose, find
 from rope_xp._dispatch.recent_calls import (

@@ -55,8 +55,14 @@ def find_backend(x: object) -> Backend | None:
     return by_type.get(type(x)) or _find_new(x)
 
 
-def register_pytrees() -> None:
-    """Register the public classes as pytrees of the libraries that are imported."""
+def register_pytrees(array: object = None) -> None:
+    """Register the public classes as pytrees of the libraries that are imported.
+
+    Not while a compiler traces ``array``: it would guard on what is imported.
+    """
+    backend = by_type.get(type(array)) or _find_own(array)
+    if backend is not None and backend.is_compiling():
+        return
     for library in libraries:
         if library.has_pytrees and library.name in sys.modules:
             library.load()

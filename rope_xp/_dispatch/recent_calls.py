@@ -10,11 +10,11 @@ from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple, TypeAlias
 
 from rope_xp._core.caches import BoundedCache
-from rope_xp._core.library import DigitTables
+from rope_xp._core.tables import DigitTables
 from rope_xp._core.typing import Array
 from rope_xp._dispatch.choose import choice
 from rope_xp._dispatch.find import by_type, find_backend
-from rope_xp._dispatch.norm import QKNorm, describe_norm
+from rope_xp.norm import QKNorm, describe_norm
 
 Arrays: TypeAlias = tuple[Array, ...]
 RecentLaunch: TypeAlias = Callable[

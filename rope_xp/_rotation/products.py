@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 
 from rope_xp._core.call import LIMIT
 from rope_xp._core.dtypes import INTEGERS
-from rope_xp._core.library import ArrayLibrary
+from rope_xp._core.protocols import ArrayLibrary
 from rope_xp._core.typing import Array, Namespace
 from rope_xp._rotation import fractions
 

@@ -48,9 +48,11 @@ def find_model(config: Mapping[str, Any], layout: Layout | None = None) -> _keys
         if not _is_rotary(config):
             parts = [name for name, part in config.items() if _is_rotary(part)]
             advice = f"; pass only the part that has one: {', '.join(parts)}" if parts else ""
+            if not name and not parts:
+                advice = "; add the model_type of this part, such as 'qwen2_5_vl_vision'"
             raise RopeConfigError(
-                f"the configuration of model_type {name!r} has no rotary embedding that rope_xp "
-                f"knows: none of {', '.join(_keys.ROTARY_KEYS)}{advice}"
+                f"the configuration{f' of model_type {name!r}' * bool(name)} has no rotary "
+                f"embedding that rope_xp knows: none of {', '.join(_keys.ROTARY_KEYS)}{advice}"
             )
         if layout is None:
             raise RopeConfigError(

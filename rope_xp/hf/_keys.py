@@ -16,6 +16,7 @@ TRAINED, EXTENDED = "original_max_position_embeddings", "max_position_embeddings
 FLAT = ""  # the label of parameters for all layers
 # The language model within a configuration of several parts.
 PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
+_VISION_TYPED_AS_WHOLE = ("qwen2_vl", "qwen2_5_vl")  # by transformers 4, in vision_config
 BASE = ("rope_theta", "rotary_emb_base", "rotary_embedding_base")
 PARTIAL = ("partial_rotary_factor", "partial_rotary_factors", "rotary_pct", "rope_pct")
 HEAD_DIM = ("head_dim", "attention_head_dim", "kv_channels")
@@ -90,6 +91,9 @@ def find_language_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
             # A part without a type has that of the whole.
             return find_language_part({"model_type": config.get("model_type"), **config[name]})
     _limits.check_keys("the configuration", config)
+    kind = config.get("model_type")
+    if kind in _VISION_TYPED_AS_WHOLE and "spatial_merge_size" in config:
+        return {**config, "model_type": f"{kind}_vision"}
     return config
 
 

@@ -175,12 +175,29 @@ def test_a_target_that_exits_is_no_pass(target: str, tmp_path: Path, capsys) -> 
         ("no_such_module:f", "No module named 'no_such_module'"),
         ("rotates_by_hand:missing", "has no attribute 'missing'"),
         ("rotates_by_hand:INV", "function must be callable; got ndarray"),
+        ("rotates_by_hand.py:f", "names a file; name its module: rotates_by_hand:f"),
     ],
 )
 def test_targets_that_are_none(target: str, message: str, capsys) -> None:
     status, _, error = run_check(capsys, target)
     assert status == 1
     assert message in error
+
+
+def test_options_for_another_kind_of_target_are_refused(tmp_path: Path, capsys) -> None:
+    status, out, error = run_check(
+        capsys, "rotates_by_hand:rotate", "--layout", "half", "--weights"
+    )
+    assert (status, out) == (1, "")
+    assert "--weights, --layout: for a model; rotates_by_hand:rotate is a function" in error
+    folder = write_config(tmp_path, LLAMA)
+    status, out, error = run_check(capsys, folder, "--axes", "bshd", "--head-dim", "128")
+    assert (status, out) == (1, "")
+    assert f"--head-dim, --axes: for a function; {folder} is a model" in error
+    status, _, error = run_check(
+        capsys, "rotates_by_hand:rotate", "--head-dim", "32", "--config", folder, "--layout", "half"
+    )
+    assert error == ""
 
 
 # --- models --------------------------------------------------------------------------------------

@@ -175,7 +175,7 @@ def test_what_is_drawn() -> None:
 @pytest.mark.parametrize(
     ("config", "name", "message"),
     [
-        (LLAMA, "", "need matplotlib (pip install 'rope-xp[plot]')"),
+        (LLAMA, "", "need matplotlib (pip install matplotlib)"),
         (UNCLEAR, "picture.png", "does not state head_dim"),
         (LLAMA, "picture.tune", "Format 'tune' is not supported"),
         (LLAMA, "nowhere/picture.png", "No such file or directory"),

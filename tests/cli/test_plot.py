@@ -45,7 +45,7 @@ def test_each_kind_writes_a_picture(
     pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
     bases = ["--base", "1e4", "5e5", "1e6"]
-    assert main(kind, *bases, "--distance", "300", "--out", "one.svg") == 0
+    assert main(kind, *bases, "--distance", "300", "-o", "one.svg") == 0
     assert capsys.readouterr().out == "one.svg\n"
     text = Path("one.svg").read_text("utf-8")
     assert "<text" in text  # words are no outlines
@@ -103,7 +103,7 @@ def test_errors_are_one_line(
 def test_matplotlib_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     message = read_failure(capsys, "decay", "--out", tmp_path / "picture.png")
-    assert "need matplotlib (pip install 'rope-xp[plot]')" in message
+    assert "need matplotlib (pip install matplotlib)" in message
     assert not list(tmp_path.iterdir())
 
 

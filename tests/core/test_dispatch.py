@@ -299,11 +299,25 @@ def test_a_registered_backend_takes_its_arrays(monkeypatch):
 
 
 @pytest.mark.usefixtures("fresh")
-def test_a_path_that_knows_no_norm_is_named_where_no_other_runs(monkeypatch):
+def test_norm_of_a_registered_backend_is_computed_or_its_path_named(monkeypatch):
     announce(monkeypatch, "toy_backend")
-    x, weight = (toy_backend.Array(np.ones(shape, np.float32)) for shape in ((3, 2, 8), (8,)))
+    host, weight = np.ones((3, 2, 8), np.float32), np.full(8, 2.0, np.float32)
+    norm = toy_backend.Array(weight), 1e-6
+    rotated = rope_xp.RoPE().rotate(toy_backend.Array(host), norm=norm)
+    np.testing.assert_array_equal(rotated.data, rope_xp.RoPE().rotate(host, norm=(weight, 1e-6)))
+    monkeypatch.setattr(toy_backend.Unwrap, "normalizes", False)
     with pytest.raises(RopeError, match=r"no path of toylib .*unwrap: it does not normalize"):
-        rope_xp.RoPE().rotate(x, norm=(weight, 1e-6))
+        rope_xp.RoPE().rotate(toy_backend.Array(host), norm=norm)
+
+
+@pytest.mark.usefixtures("fresh")
+def test_slots_of_a_backend_without_operations_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    announce(monkeypatch, "toy_backend")
+    x, cache = (toy_backend.Array(np.ones((n, 2, 8), np.float32)) for n in (3, 9))
+    with pytest.raises(RopeError, match=r"slots= needs the operations .* toylib arrays do not"):
+        rope_xp.apply(x, x, out=(None, cache), slots=[3, 4, 5])
+    with pytest.raises(RopeError, match="slots= needs the operations"):
+        rope_xp.RoPE().rerotate(cache, [1], [2], slots=[3])
 
 
 @pytest.mark.usefixtures("fresh")

@@ -47,7 +47,7 @@ CALLS = [
     ({"axes": ""}, RopeError, "lower-case"),
     ({"axes": 4}, TypeError, "axes must be a string"),
     ({"axes": "shd"}, RopeError, "axes='shd' names 3 axes; q has 4"),
-    ({"axes": "bhsd"}, RopeError, "differ in tokens .axes='bhsd'.: 4 and 2.*k_positions"),
+    ({"axes": "bhsd"}, RopeError, "differ in tokens .axes='bhsd'.: 4 and 2. If k really has other"),
     ({"positions": 5}, RopeError, r"number for 9 tokens; write positions = offset \+ arange"),
     ({"positions": np.array(5)}, RopeError, r"offset \+ arange\(9\)"),
     ({"positions": np.arange(8)}, RopeError, r"shape \(8,\); it must broadcast to .* = \(2, 9\)"),
@@ -144,7 +144,10 @@ VALUES: list[Row] = [
     # Arrays.
     ("axes='bshd' names 4 axes; k has 3", lambda: apply(Q, K[0])),
     ("differ in batch axis 'b' .*: 2 and 1", lambda: apply(Q, K[:1])),
-    ("differ in tokens .*: 9 and 5. Pass k_positions", lambda: apply(Q, K[:, :5])),
+    (
+        "differ in tokens .*: 9 and 5. If heads come before tokens, .* pass axes='bhsd'. If k re",
+        lambda: apply(Q, K[:, :5]),
+    ),
     ("differ in head_dim .*: 8 and 6", lambda: apply(Q, K[..., :6])),
     ("head_dim is 7, an odd number", lambda: apply(Q[..., :7], K[..., :7])),
     ("q has 1 axes; it needs at least two", lambda: apply(Q[0, 0, 0], K[0, 0, 0])),
@@ -180,8 +183,8 @@ VALUES: list[Row] = [
     # Choices.
     ("which must hold indices into ropes, from 0 to 1", lambda: choose(CHOICE, [0, 3])),
     (r"must rotate the same pairs.*ropes\[1\]", lambda: choose((CHOICE[0], RoPE()), [0, 1])),
-    ("must broadcast to", lambda: choose(CHOICE, [0, 1, 0]).apply(Q, K)),
-    ("length", lambda: choose((RoPE(scaling=LONG),), [0, 0]).rotate(Q)),
+    ("must broadcast to", lambda: choose(CHOICE, [0, 1, 0]).at([1], like=Q).apply(Q, K)),
+    ("length", lambda: choose((RoPE(scaling=LONG),), [0, 0]).at([1], like=Q)),
     # Weights.
     (r"\(24, 5\); its first axis must be num_h", lambda: permute(np.ones((24, 5)), 5, to="half")),
     ("head_dim even", lambda: permute(np.ones((24, 5)), 8, to="half")),
@@ -235,6 +238,8 @@ VALUES: list[Row] = [
     ("must be one of complex64", lambda: table(form="complex", dtype=np.float32)),
 ]
 TYPES: list[Row] = [
+    ("a tuple .q, k. of two arrays; got a tuple of 1", lambda: apply(Q, K, out=(Q,))),
+    ("positions must hold integers .*; got RoPE", lambda: apply(Q, K, RoPE())),
     (r"q is a numpy array of shape .* dtype int64; convert it to", lambda: apply(Q.astype(int), K)),
     ("k is .* dtype bool", lambda: apply(Q, K.astype(bool))),
     ("q is .* dtype complex128", lambda: apply(Q.astype(complex), K)),
@@ -303,7 +308,7 @@ def test_arrays_of_two_libraries_or_devices_are_refused():
         ("x is a torch array and cos a jax array", lambda: tables(q, cos, cos)),
         (r"out\[0\] must be an array of torch like q", lambda: apply(q, k, out=(Q, k))),
         ("q is a numpy array and cos a torch", lambda: at(range(9), like=k).apply(Q, K)),
-        ("like is a numpy array and which a torch", lambda: choose(CHOICE, which).rotate(Q)),
+        ("like is a numpy array and which a torch", lambda: choose(CHOICE, which).at([1], like=Q)),
     ]:
         with pytest.raises(TypeError, match=message):
             call()

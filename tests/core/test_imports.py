@@ -76,3 +76,16 @@ def test_a_compiled_function_may_meet_the_first_array_of_numpy():
         "print(*[torch.equal(a, b) for a, b in zip(compiled(q, p), f(q, p))])",
     )
     assert lines == ["True True"]
+
+
+def test_public_modules_load_on_first_use() -> None:
+    modules = ("backend", "integrations", "layers", "papers", "positions", "testing")
+    lines = python(
+        f"import rope_xp, sys; names = {modules}\n"
+        "before = [f'rope_xp.{name}' in sys.modules for name in names]\n"
+        "print(any(before), {*names, 'onnx', 'apply'} <= {*dir(rope_xp)})\n"
+        "print(*[getattr(rope_xp, name).__name__ for name in names])\n"
+        "print(rope_xp.papers.analysis.__name__, hasattr(rope_xp, 'no_such_module'))"
+    )
+    names = " ".join(f"rope_xp.{name}" for name in modules)
+    assert lines == ["False True", names, "rope_xp.papers.analysis False"]

@@ -50,7 +50,6 @@ SIGNATURES = {
     "QKNorm": "q_weight=None, k_weight=None, eps=1e-06, offset=0.0, round_between=False",
     "Choice": "ropes, which",
     "Choice.at": "self, positions, *, like",
-    "Choice.apply": "self, q, k, positions=None, *, axes=None, out=None",
     "Angles.apply": "self, q, k, *, axes=None, out=None, slots=None, norm=None",
     "Angles.rotate": "self, x, *, axes=None, out=None, norm=None",
     "Angles.unrotate": "self, x, *, axes=None, out=None",
@@ -85,7 +84,7 @@ NAMES = """
 Angles Choice Explanation MissingBackendError QKNorm RoPE RopeConfigError RopeError apply
 apply_frequencies apply_tables clear_caches explain from_hf_config permute_weights scaling use_path
 """
-MODULES = "angles backend choice hf integrations layers onnx papers positions rope testing"
+MODULES = "angles backend choice hf integrations layers norm onnx papers positions rope testing"
 MEMBERS = """
 apply rotate unrotate rerotate frequencies wavelengths cos_sin attention_factor softmax_scale
 for_length at with_tables table axial

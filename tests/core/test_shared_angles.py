@@ -10,7 +10,7 @@ from support.equality import LAYOUTS, POSITIONS, check, check_result
 from support.targets import Target, truth
 
 import rope_xp
-from rope_xp import Angles, Choice, RoPE, RopeError
+from rope_xp import Angles, Choice, QKNorm, RoPE, RopeError
 from rope_xp.scaling import Linear, LongRoPE, YaRN
 
 YARN = YaRN(4.0, 4096)
@@ -171,7 +171,7 @@ def test_a_choice_rotates_each_sequence_by_its_own_rope(backend, axes, where, rn
 
     def rotate(q: Any, k: Any, on_device: Any) -> Any:
         choice = on_host if where == "host" else Choice(CHOICES, on_device)
-        return choice.apply(q, k, positions, axes=axes)
+        return choice.at(positions, like=q).apply(q, k, axes=axes)
 
     check(backend, rotate, *arrays, which, rope=CHOICES[2], expected=tuple(expected))
 
@@ -180,7 +180,7 @@ def test_a_choice_takes_longrope_by_the_length_of_each_request(rng):
     lengths = np.array([4096, 4097, 10, 100_000])
     choice = Choice((LONG.for_length(4096), LONG.for_length(4097)), lengths > 4096)
     x = rng.standard_normal((4, 1, 2, 8))
-    rotated = choice.rotate(x, lengths[:, None] - 1)
+    rotated = choice.at(lengths[:, None] - 1, like=x).rotate(x)
     for i, n in enumerate(lengths.tolist()):
         expected = LONG.for_length(n).rotate(x[i : i + 1], [[n - 1]])
         np.testing.assert_array_equal(rotated[i : i + 1], expected)
@@ -189,21 +189,28 @@ def test_a_choice_takes_longrope_by_the_length_of_each_request(rng):
 def test_a_choice_is_undone_shared_by_layers_and_written_in_place(rng):
     q, k = sample(rng, 4, 3, 4, 12), sample(rng, 4, 3, 2, 12)
     choice = Choice(CHOICES, [0, 1, 2, 0])
-    for positions in (None, np.arange(12).reshape(4, 3)):
-        back = choice.unrotate(choice.rotate(q, positions), positions)
-        np.testing.assert_allclose(back, q, rtol=0, atol=2e-6)
-    expected = choice.apply(q, k, [1, 2, 3])
-    by_angles = choice.at([1, 2, 3], like=q).apply(q, k)
-    results = choice.apply(q, k, [1, 2, 3], out=(q, k))
+    angles = choice.at(np.arange(12).reshape(4, 3), like=q)
+    np.testing.assert_allclose(angles.unrotate(angles.rotate(q)), q, rtol=0, atol=2e-6)
+    expected = angles.apply(q, k)
+    positions, norm = np.arange(12).reshape(4, 3), QKNorm(eps=1e-5)
+    same(choice.apply(q, k, positions), expected)
+    same(choice.apply(q, k, positions, norm=norm), angles.apply(q, k, norm=norm))
+    np.testing.assert_array_equal(choice.rotate(q), choice.at(np.arange(3), like=q).rotate(q))
+    cache = np.zeros((20, 2, 12), np.float32)
+    slots = np.arange(12).reshape(4, 3)
+    choice.apply(q, k, positions, slots=slots, out=(None, cache))
+    np.testing.assert_array_equal(cache[:12].reshape(4, 3, 2, 12), expected[1])
+    results = choice.apply(q, k, positions, out=(q, k))
     assert results[0] is q
-    same(by_angles, expected)
-    same(results, expected)
+    for result, right in zip(results, expected, strict=True):
+        np.testing.assert_array_equal(result, right)
 
 
 def test_a_choice_rotates_packed_tokens_by_their_own_rope(rng):
     """A batch of sequences of one token, each with its own number."""
     packed, positions, which = sample(rng, 12, 4, 12), np.arange(12) ** 2, np.arange(12) % 3
-    rotated = Choice(CHOICES, which).rotate(packed[:, None], positions[:, None])[:, 0]
+    angles = Choice(CHOICES, which).at(positions[:, None], like=packed)
+    rotated = angles.rotate(packed[:, None])[:, 0]
     for i, rope in enumerate(CHOICES):
         expected = rope.rotate(packed[which == i], positions[which == i])
         np.testing.assert_array_equal(rotated[which == i], expected)
@@ -212,7 +219,8 @@ def test_a_choice_rotates_packed_tokens_by_their_own_rope(rng):
 def test_a_choice_has_gradients_and_gives_nan_out_of_range():
     torch = pytest.importorskip("torch")
     x = torch.ones(3, 1, 2, 12, requires_grad=True)
-    y = Choice(CHOICES[:2], torch.tensor([0, 1, 2])).rotate(x, [[5], [6], [7]])
+    choice = Choice(CHOICES[:2], torch.tensor([0, 1, 2]))
+    y = choice.at([[5], [6], [7]], like=x).rotate(x)
     assert y[..., :8].isnan().flatten(1).all(dim=1).tolist() == [False, False, True]
     y[:2].sum().backward()
     assert (x.grad[:2] != 0).all()

@@ -25,7 +25,7 @@ from support.targets import namespace
 import rope_xp
 from rope_xp import RoPE
 from rope_xp._core import caches
-from rope_xp._core.library import TableKey
+from rope_xp._core.tables import TableKey
 from rope_xp._rotation.tables import host_tables
 from rope_xp.scaling import Linear, YaRN
 
@@ -71,7 +71,7 @@ def test_digit_tables_hold_the_nearest_float32(r):
 @pytest.fixture
 def room_for_six(monkeypatch):
     """Limit all caches to six tables of 32 components in float32, and clear them."""
-    monkeypatch.setattr(caches, "MOST_BYTES", 6 * (4609 * 32 + 16) * 4)
+    monkeypatch.setattr(caches, "MAX_BYTES", 6 * (4609 * 32 + 16) * 4)
     rope_xp.clear_caches()
 
 
@@ -86,7 +86,7 @@ def test_tables_of_many_ropes_stay_within_the_bound_of_bytes(backend):
     x = backend.make(np.ones((3, 1, 32), np.float32))
     for i in range(12):
         RoPE(base=2000.0 + i).rotate(x)
-        assert count_bytes() <= caches.MOST_BYTES
+        assert count_bytes() <= caches.MAX_BYTES
 
 
 @pytest.mark.usefixtures("room_for_six")

@@ -103,6 +103,16 @@ def rope_of(keys: dict[str, Any]) -> RoPE:
     return rope
 
 
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl"])
+def test_vision_config_with_the_type_of_the_whole_is_that_of_the_vision_tower(name: str) -> None:
+    vision = {"model_type": name, "hidden_size": 1280, "num_heads": 16, "spatial_merge_size": 2}
+    expected = from_hf_config(vision | {"model_type": f"{name}_vision", "embed_dim": 1280})
+    assert from_hf_config(vision | {"embed_dim": 1280}) == expected
+    del vision["model_type"]
+    with pytest.raises(RopeConfigError, match="add the model_type of this part"):
+        from_hf_config(vision)
+
+
 def test_the_softmax_scale_is_for_latent_attention_alone() -> None:
     keys = {"rope_scaling": {"type": "yarn", **YARN, "mscale": 1.0, "mscale_all_dim": 1.0}}
     assert rope_of(keys).softmax_scale == 1.0

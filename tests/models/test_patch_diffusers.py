@@ -113,7 +113,7 @@ def test_norms(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
     model, arguments = small.make()
     keys, before = list(model.state_dict()), output(model, arguments)
     if small.name not in ("flux", "qwen_image", "z_image"):
-        message = "norm_q .* norm spans heads" if small.name == "wan" else "no layer of"
+        message = "norm_q .* norm spans heads" if small.name == "wan" else "cannot fuse a norm of"
         with pytest.raises(RopeError, match=message):
             patch(model, norm=True)
         assert not any(map(_classes.is_patched, model.modules()))
@@ -128,6 +128,47 @@ def test_norms(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
         gradients(model, arguments)
     assert list(model.state_dict()) == keys
     assert torch.equal(output(unpatch(model), arguments), before)
+
+
+def test_processor_set_after_patching_normalizes_by_its_own_code() -> None:
+    model, arguments = flux()
+    before = output(model, arguments)
+    patch(model, norm=True).set_attn_processor(flux_module.FluxAttnProcessor())
+    assert (output(model, arguments) - before).abs().max() < OUTPUTS
+
+
+@pytest.mark.filterwarnings("ignore:.FluxPosEmbed. is deprecated")  # by Chroma's own import
+@pytest.mark.parametrize(
+    ("name", "axes", "norm"),
+    [("Flux2", (2, 2, 2, 2), True), ("Chroma", (2, 2, 4), True), ("Bria", (0, 4, 4), False)],
+)
+def test_models_built_like_flux_keep_the_output(name: str, axes: Any, norm: bool) -> None:
+    torch.manual_seed(0)
+    more = {"Chroma": dict.fromkeys(CHROMA, 16), "Bria": {"pooled_projection_dim": None}}
+    fields = {**HEADS, **more.get(name, {}), "num_single_layers": 1, "joint_attention_dim": 8}
+    model = getattr(diffusers, f"{name}Transformer2DModel")(**fields, axes_dims_rope=axes).eval()
+    keys = ("hidden_states", "encoder_hidden_states", "timestep", "img_ids", "txt_ids")
+    arguments = {key: SMALL[0].arguments[key] for key in keys}
+    for key in keys[-2:]:
+        arguments[key] = torch.nn.functional.pad(arguments[key], (0, len(axes) - 3))
+    arguments |= {"guidance": torch.ones(2)} if name == "Flux2" else {}
+    before = output(model, arguments)
+    patch(model, norm=norm)
+    assert _classes.is_patched(model.single_transformer_blocks[0].attn.norm_q) == norm
+    assert (output(model, arguments) - before).abs().max() < OUTPUTS
+
+
+def test_frequencies_cast_to_bfloat16_are_patched() -> None:
+    sizes = dict.fromkeys(
+        ("hidden_size", "ffn_dim", "freq_dim", "time_embed_hidden_dim", "time_embed_dim"), 32
+    )
+    fields = {**HEADS, **sizes, "attention_head_dim": 16, "rope_freq_dim": 2}
+    model = diffusers.MiniMaxH3Transformer3DModel(**fields, num_refiner_layers=1, text_dim=8)
+    ids = torch.arange(12).reshape(4, 3)
+    exact = model.rope(ids)
+    assert not torch.equal(model.bfloat16().rope(ids)[1], exact[1])
+    for ours, theirs in zip(patch(model).rope(ids), exact, strict=True):
+        assert (ours - theirs).abs().max() < 2e-6
 
 
 @few
@@ -297,6 +338,7 @@ def test_positions_beyond_what_the_model_has_tables_for() -> None:
 
 
 HEADS = {"num_attention_heads": 2, "attention_head_dim": 8, "num_layers": 1, "in_channels": 4}
+CHROMA = ("approximator_num_channels", "approximator_hidden_dim", "approximator_layers")
 WIDTHS = {"pooled_projection_dim": 8}
 
 

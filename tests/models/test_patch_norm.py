@@ -95,6 +95,46 @@ def test_attention_is_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_near(logits(model, use_cache=False), before)
 
 
+def test_decorated_attention_is_patched_as_the_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    decorated = torch.no_grad()(modeling_qwen3.Qwen3Attention.forward)
+    monkeypatch.setattr(modeling_qwen3.Qwen3Attention, "forward", decorated)
+    model = make_model("qwen3")
+    before = logits(model)
+    with monkeypatch.context() as context:
+        model = patch(model, norm=True)
+        context.setattr(_norms.Unnormalized, "normalize", None)
+        assert_near(logits(model), before)
+
+
+def test_norm_with_weights_that_its_forward_alone_has_keeps_the_logits() -> None:
+    model = make_model("qwen3")
+    before = logits(model)
+    for module in patch(model, norm=True).modules():
+        if isinstance(module, modeling_qwen3.Qwen3RMSNorm):
+            full, empty = module.weight.data, torch.empty(0)  # as ZeRO-3 does
+            module.weight.data = empty
+            module.register_forward_pre_hook(lambda m, _, w=full: setattr(m.weight, "data", w))
+            module.register_forward_hook(lambda m, *_, w=empty: setattr(m.weight, "data", w))
+    assert_near(logits(model), before)
+
+
+def test_eps_that_changes_after_patching_is_used() -> None:
+    results = []
+    for norm in (False, True):
+        model = patch(make_model("qwen3"), norm=norm)
+        for layer in model.model.layers:
+            layer.self_attn.q_norm.variance_epsilon = 1.0
+        results.append(logits(model))
+    assert_near(*results)
+
+
+def test_norm_that_contains_modules_is_refused_with_advice() -> None:
+    model = make_model("qwen3")
+    torch.nn.utils.parametrizations.weight_norm(model.model.layers[0].self_attn.q_norm)
+    with pytest.raises(RopeError, match="contains other modules.*patch the model before"):
+        patch(model, norm=True)
+
+
 def test_a_text_model_with_three_positions() -> None:
     model = multimodal_text("qwen3_vl_text")
     before = model(TOKENS).last_hidden_state
@@ -111,8 +151,8 @@ def test_a_function_that_is_replaced_later_gets_tensors(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("name", "message", "options"),
     [
-        ("llama", "no layer of LlamaForCausalLM normalizes what", {}),
-        ("qwen3", "no layer of Qwen3ForCausalLM normalizes what", {"rotation": False}),
+        ("llama", "LlamaForCausalLM: no layer normalizes q and k before", {}),
+        ("qwen3", "norm=True needs rotation=True", {"rotation": False}),
         ("olmo2", r"self_attn\.q_norm \(Olmo2RMSNorm\) .* norm spans heads: .*\(64,\), not", {}),
         ("exaone4", "Exaone4Attention does not always rotate after it", {}),  # some layers
         ("hunyuan_v1_dense", "HunYuanDenseV1Attention does not always rotate after it", {}),

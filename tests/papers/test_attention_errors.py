@@ -64,7 +64,7 @@ def test_positions_need_a_rope(function, n):
 MASK = np.ones(5, bool)
 OPTIONS = [
     ("k_positions needs a rope", RopeError, scores, {"k_positions": np.arange(5)}),
-    ("Pass k_positions for", RopeError, scores, {"k": X[:, :3], "rope": RoPE()}),
+    ("pass k_positions", RopeError, scores, {"k": X[:, :3], "rope": RoPE()}),
     *(
         (r"with the tokens of q, here \(2, 5, any", RopeError, function, {"k": X[:, :3]} | values)
         for function, values in ((global_pointer, {}), (linear_attention, {"v": X[:, :3]}))

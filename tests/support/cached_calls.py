@@ -22,7 +22,7 @@ from rope_xp_backends.cpu import launch
 import rope_xp
 from rope_xp import QKNorm, RoPE, scaling
 from rope_xp._core import caches
-from rope_xp._core.library import DigitTables
+from rope_xp._core.tables import DigitTables
 from rope_xp._dispatch import choose
 from rope_xp._rotation.tables import host_tables
 from support.bits import same
@@ -374,7 +374,7 @@ class Thread(threading.Thread):
 
 
 def main(library, calls, seed):
-    caches.MOST_BYTES, launch.ELEMENTS_A_THREAD = MOST_BYTES, ELEMENTS_A_THREAD
+    caches.MAX_BYTES, launch.ELEMENTS_A_THREAD = MOST_BYTES, ELEMENTS_A_THREAD
     reuse_memory_of_tables()
     if library == "torch":
         importlib.import_module("torch").set_num_threads(3)

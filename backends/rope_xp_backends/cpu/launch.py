@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from rope_xp._core.call import Call, RotationSpec, get_interleaved
-from rope_xp._core.library import DigitTables
 from rope_xp._core.memory import share_elements
+from rope_xp._core.tables import DigitTables
 from rope_xp._dispatch.kernels import Kernels, decline_norm
 
 from .plan import NO_MEMORY, STREAM, CpuPlan, KernelKey, NormKey

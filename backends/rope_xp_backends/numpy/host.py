@@ -10,9 +10,9 @@ from typing import TypeAlias
 import numpy as np
 
 from rope_xp._core.call import Call, CosSin, RotationSpec, TableLookup
-from rope_xp._core.library import DigitTables
 from rope_xp._core.memory import StridedLayout, measure_extent
 from rope_xp._core.path import PathUnavailable
+from rope_xp._core.tables import DigitTables
 from rope_xp._dispatch.call_cache import CallSignature
 from rope_xp._dispatch.recent_calls import RecentLaunch
 from rope_xp_backends.cpu import threads

@@ -11,9 +11,9 @@ import torch
 from rope_xp._core.caches import cached
 from rope_xp._core.call import NormSpec
 from rope_xp._core.errors import RopeError
-from rope_xp._core.library import DigitTables
 from rope_xp._core.memory import Ints, StridedLayout, measure_extent
 from rope_xp._core.path import PathUnavailable
+from rope_xp._core.tables import DigitTables
 from rope_xp._dispatch.call_cache import CallSignature
 from rope_xp._dispatch.recent_calls import RecentLaunch
 from rope_xp_backends.cpu import threads

@@ -9,8 +9,8 @@ import torch
 from rope_xp._arguments.positions import read_rows
 from rope_xp._core.call import LIMIT, UNKNOWN, PositionRange
 from rope_xp._core.dtypes import FLOATS, INTEGERS
-from rope_xp._core.library import DigitTables, TableKey
 from rope_xp._core.memory import ACCESS, Memory
+from rope_xp._core.tables import DigitTables, TableKey
 from rope_xp._dispatch.backend import Backend, put_tables
 
 from . import private, tables

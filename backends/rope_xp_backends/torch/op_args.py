@@ -9,7 +9,7 @@ import torch
 
 from rope_xp._arguments.axes import parse_axes
 from rope_xp._core.call import UNKNOWN, CosSin, NormSpec, RotationSpec, TableLookup
-from rope_xp._core.library import DigitTables
+from rope_xp._core.tables import DigitTables
 from rope_xp._core.typing import Layout
 
 from . import private

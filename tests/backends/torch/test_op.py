@@ -12,8 +12,8 @@ from support.torch_op import POSITIONS, TORCH, recording, rotate, same, sample
 
 import rope_xp
 from rope_xp import RoPE, RopeError
-from rope_xp._core.library import TableKey
 from rope_xp._core.path import PathUnavailable
+from rope_xp._core.tables import TableKey
 
 torch = pytest.importorskip("torch")
 

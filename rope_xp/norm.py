@@ -6,8 +6,7 @@ from typing import Any
 
 from rope_xp._core import numbers
 from rope_xp._core.errors import RopeError
-from rope_xp._core.library import TREES
-from rope_xp._dispatch import find
+from rope_xp._core.pytrees import PYTREE_CLASSES, registrars
 
 MIN_EPS = 2.0**-126
 """The smallest normal number of float32. Below it the factor of a row of zeros is infinite."""
@@ -60,7 +59,8 @@ class QKNorm:
         if not isinstance(self.round_between, bool):
             msg = f"round_between must be True or False; got {self.round_between!r}"
             raise TypeError(msg)
-        find.register_pytrees()  # before a transform of jax takes the norm apart
+        for register in registrars:  # before a transform of jax takes the norm apart
+            register(self.q_weight)
 
 
 def describe_norm(norm: QKNorm, count: int) -> tuple[Hashable, tuple[Any, ...]]:
@@ -79,4 +79,4 @@ def read_norm(norm: Any) -> Any:
     return norm
 
 
-TREES.append((QKNorm, ("q_weight", "k_weight"), ("eps", "offset", "round_between")))
+PYTREE_CLASSES.append((QKNorm, ("q_weight", "k_weight"), ("eps", "offset", "round_between")))

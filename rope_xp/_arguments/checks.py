@@ -49,7 +49,7 @@ def check_same_device(backend: Backend, first: str, x: Array, second: str, y: Ar
         raise RopeError(f"{first} is on {a} and {second} on {b}; move one of them")
 
 
-def check_beside(
+def check_same_library_and_device(
     backend: Backend, first: str, x: Array, owner: Backend, second: str, y: Array
 ) -> bool:
     """Return whether y, of ``owner``, has the library and device of x; False in host memory.
@@ -62,6 +62,14 @@ def check_beside(
     if not owner.host:
         raise different_libraries(first, backend, second, owner)
     return False
+
+
+def _suggest_axes(axes: Axes) -> str:
+    """Return the advice to name heads before tokens where they stand behind them."""
+    if axes.heads != axes.tokens + 1:
+        return ""
+    names = axes.names.replace("sh", "hs")
+    return f"If heads come before tokens, as in Hugging Face and torch, pass axes={names!r}. "
 
 
 def check_pair_shapes(
@@ -77,7 +85,7 @@ def check_pair_shapes(
         check_known("k", (in_k,))
         axis = {"s": "tokens", "d": "head_dim"}.get(name, f"batch axis {name!r}")
         hint = {
-            "s": "Pass k_positions for the tokens of k",
+            "s": _suggest_axes(axes) + "If k really has other tokens, pass k_positions",
             "d": "If that is intended, rotate each with RoPE.rotate",
         }.get(name, f"They may differ only in heads; is axes={axes.names!r} right?")
         raise RopeError(
