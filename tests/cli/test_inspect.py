@@ -3,8 +3,6 @@
 import json
 import math
 import sys
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,18 +16,18 @@ from rope_xp._cli import plots
 report = pytest.fixture(inspected.build_reporter)
 
 
-def waves(base: float, r: int) -> np.ndarray:
+def waves(base, r):
     return 2 * np.pi * base ** (2 * np.arange(r // 2) / r)
 
 
-def llama3_waves() -> np.ndarray:
+def llama3_waves():
     plain = waves(5e5, 128)
     smooth = (8192 / plain - 1) / 3
     blended = 1 / ((1 - smooth) / (8 * plain) + smooth / plain)
     return np.where(plain > 8192, 8 * plain, np.where(plain < 8192 / 4, plain, blended))
 
 
-def yarn_waves() -> np.ndarray:
+def yarn_waves():
     plain = waves(1e4, 64)
     low, high = (
         rounded(32 * math.log(4096 / (2 * math.pi * turns)) / math.log(1e4))
@@ -41,7 +39,7 @@ def yarn_waves() -> np.ndarray:
 
 PHI3 = CONFIGS["phi_3_mini_128k"]["rope_scaling"]
 SHORT, LONG = (waves(1e4, 96) * PHI3[key] for key in ("short_factor", "long_factor"))
-NUMBERS: dict[str, list[dict[int | None, np.ndarray]]] = {
+NUMBERS = {
     "llama_3_1_8b": [{None: llama3_waves()}],
     "phi_3_mini_128k": [{4096: SHORT, 131072: LONG}],
     "phi_3_mini_128k at 4097": [{4097: LONG}],
@@ -56,7 +54,7 @@ NUMBERS: dict[str, list[dict[int | None, np.ndarray]]] = {
 """Tokens of a turn for each type of layer, and for each length at which they are shown."""
 
 
-def assert_wavelengths(one: dict[str, Any], expected: np.ndarray, layers: dict[str, Any]) -> None:
+def assert_wavelengths(one, expected, layers):
     # float64 powers and quotients in another order: a few roundings.
     slowest = expected.max() if np.isfinite(expected).all() else None
     assert one["fastest"] == pytest.approx(expected.min(), rel=1e-13)
@@ -69,7 +67,7 @@ def assert_wavelengths(one: dict[str, Any], expected: np.ndarray, layers: dict[s
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_numbers(report, name: str) -> None:
+def test_numbers(report, name):
     """Those that the reports of real models do not show to the last digit."""
     name, _, length = name.partition(" at ")
     result = report(CONFIGS[name], *(["--length", length] if length else []))
@@ -86,7 +84,7 @@ def test_numbers(report, name: str) -> None:
     assert shown == [f"{text} tokens" for text in lengths]
 
 
-def test_factors(report) -> None:
+def test_factors(report):
     (phi3,), (deepseek,) = (
         report(CONFIGS[name])["layers"] for name in ("phi_3_mini_128k", "deepseek_v3")
     )
@@ -95,7 +93,7 @@ def test_factors(report) -> None:
 
 
 @pytest.mark.parametrize("key", ["global_head_dim", "per_layer_config"])
-def test_pairs_that_stand_still(report, key: str) -> None:
+def test_pairs_that_stand_still(report, key):
     config = {k: v for k, v in CONFIGS["gemma4"].items() if k != "global_head_dim"}
     values = {"global_head_dim": 512, "per_layer_config": {"5": {"head_dim": 512}}}
     full, sliding = report({**config, key: values[key]})["layers"]
@@ -116,12 +114,12 @@ def test_pairs_that_stand_still(report, key: str) -> None:
         ({"model_type": "llama4_text"}, list(range(3, 48, 4))),
     ],
 )
-def test_layers_exempt_from_rotation(report, keys: dict[str, Any], expected: list[int]) -> None:
+def test_layers_exempt_from_rotation(report, keys, expected):
     config = {"model_type": "smollm3", "head_dim": 64, "rope_theta": 5e6, **keys}
     assert report(config)["layers_without_rotation"] == expected
 
 
-def test_sizes_that_are_not_there(report) -> None:
+def test_sizes_that_are_not_there(report):
     result = report(UNCLEAR)
     (layers,) = result["layers"]
     assert (layers["head_dim"], layers["pairs"], layers["extended_context"]) == (None, None, None)
@@ -131,7 +129,7 @@ def test_sizes_that_are_not_there(report) -> None:
     assert context.startswith("max_position_embeddings is missing")
 
 
-def test_keys_do_not_depend_on_the_model(report) -> None:
+def test_keys_do_not_depend_on_the_model(report):
     results = [report(config) for config in CONFIGS.values()]
     layers = [one for result in results for one in result["layers"]]
     for dicts in (results, layers, [wave for one in layers for wave in one["wavelengths"]]):
@@ -141,14 +139,14 @@ def test_keys_do_not_depend_on_the_model(report) -> None:
 # --- drawings ------------------------------------------------------------------------------------
 
 
-def draw(tmp_path: Path, config: dict[str, Any], name: str = "picture.png") -> tuple[int, Path]:
+def draw(tmp_path, config, name="picture.png"):
     (tmp_path / "config.json").write_text(json.dumps(config))
     picture = tmp_path / name
     return cli.main(["inspect", str(tmp_path), "--plot", str(picture)]), picture
 
 
 @pytest.mark.parametrize("name", ["phi_3_mini_128k", "gemma4"])
-def test_plot(tmp_path: Path, capsys, name: str) -> None:
+def test_plot(tmp_path, capsys, name):
     pytest.importorskip("matplotlib")
     status, picture = draw(tmp_path, CONFIGS[name], "picture.svg")
     assert status == 0
@@ -156,7 +154,7 @@ def test_plot(tmp_path: Path, capsys, name: str) -> None:
     assert "suspicious" in capsys.readouterr().out
 
 
-def test_what_is_drawn() -> None:
+def test_what_is_drawn():
     axes = pytest.importorskip("matplotlib.figure").Figure().subplots()
     ropes = {"plain": RoPE(), "rule": RoPE(scaling=scaling.Proportional(0.5))}
     plots.draw_wavelengths(axes, ropes, 16, {"extended": 4000, "original": 100})
@@ -181,9 +179,7 @@ def test_what_is_drawn() -> None:
         (LLAMA, "nowhere/picture.png", "No such file or directory"),
     ],
 )
-def test_what_cannot_be_drawn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, config: Any, name: str, message: str
-) -> None:
+def test_what_cannot_be_drawn(tmp_path, monkeypatch, capsys, config, name, message):
     if name:
         pytest.importorskip("matplotlib")
     else:

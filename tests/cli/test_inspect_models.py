@@ -21,7 +21,7 @@ report = pytest.fixture(inspected.build_reporter)
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_a_report_is_as_it_was_read(name: str) -> None:
+def test_a_report_is_as_it_was_read(name):
     """If it changes by intent, ``python tests/support/golden/make_reports.py``; then read it."""
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         assert cli.main(["inspect", str(GOLDEN / "configs" / f"{name}.json")]) == 0
@@ -33,7 +33,7 @@ def test_a_report_is_as_it_was_read(name: str) -> None:
         assert f"```text\n{expected}```\n" in page.read_text("utf-8")
 
 
-def test_a_base_that_a_sparse_file_omits(report) -> None:
+def test_a_base_that_a_sparse_file_omits(report):
     """gemma-3-4b-it has a text_config of six keys."""
     with_base = {**REAL["gemma_3_4b"]["text_config"], "rope_theta": 1e6}
     full, sliding = report(with_base)["layers"]
@@ -42,7 +42,7 @@ def test_a_base_that_a_sparse_file_omits(report) -> None:
 
 
 @pytest.mark.parametrize("model_type", ["gemma3_text", "modernbert"])
-def test_layers_of_each_type_are_counted_as_transformers_does(model_type: str) -> None:
+def test_layers_of_each_type_are_counted_as_transformers_does(model_type):
     mapping = pytest.importorskip("transformers.models.auto.configuration_auto").CONFIG_MAPPING
     key, _, _ = reading.PERIODS[model_type.removesuffix("_text")]
     for sizes in ({}, {"num_hidden_layers": 7}, {"num_hidden_layers": 9, key: 4}):
@@ -57,13 +57,13 @@ def test_layers_of_each_type_are_counted_as_transformers_does(model_type: str) -
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_pasted_rope_is_that_of_the_configuration(report, name: str) -> None:
+def test_a_pasted_rope_is_that_of_the_configuration(report, name):
     expected = from_hf_config(CONFIGS[name])
     ropes = expected if isinstance(expected, dict) else {"rope": expected}
     assert paste(report(CONFIGS[name])) == ropes
 
 
-def test_the_scaling_of_another_package_is_not_pasted() -> None:
+def test_the_scaling_of_another_package_is_not_pasted():
     class Mine(rope_xp.scaling.Linear):
         pass
 
@@ -71,7 +71,7 @@ def test_the_scaling_of_another_package_is_not_pasted() -> None:
 
 
 @pytest.mark.parametrize("command", ["inspect", "check"])
-def test_the_name_of_a_model_on_the_hub(command: str, capsys) -> None:
+def test_the_name_of_a_model_on_the_hub(command, capsys):
     assert cli.main([command, "meta-llama/Llama-3.1-8B"]) == 1
     error = capsys.readouterr().err
     assert "rope_xp downloads nothing" in error
@@ -84,7 +84,7 @@ SHORT = ("gemma_3_4b", "llama_3_1_8b", "phi_3_mini_128k")
 
 
 @pytest.mark.parametrize("name", [n if n in SHORT else exhaustive(n) for n in REAL])
-def test_pasted_frequencies_are_those_of_transformers(report, name: str) -> None:
+def test_pasted_frequencies_are_those_of_transformers(report, name):
     """The rotary module that the model's own code makes of the same file."""
     auto = pytest.importorskip("transformers.models.auto.configuration_auto")
     config = REAL[name]
@@ -133,7 +133,7 @@ OF_PARTS = ("gemma4_assistant", "nougat")
 
 
 @pytest.mark.exhaustive
-def test_every_model_type_is_reported_and_pasted(capsys) -> None:
+def test_every_model_type_is_reported_and_pasted(capsys):
     """As its class is by default, and with its sizes left out."""
     mapping = pytest.importorskip("transformers.models.auto.configuration_auto").CONFIG_MAPPING
     wholes = [mapping[name]().to_dict() for name in mapping if name not in OF_PARTS]

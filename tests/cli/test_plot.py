@@ -20,11 +20,11 @@ def axes():
     return pytest.importorskip("matplotlib.figure").Figure().subplots()
 
 
-def main(*arguments: str | Path) -> int:
+def main(*arguments):
     return cli.main(["plot", *map(str, arguments)])
 
 
-def read_failure(capsys, *arguments: str | Path) -> str:
+def read_failure(capsys, *arguments):
     """Return the one line that a command prints which must fail."""
     assert main(*arguments) == 1
     printed = capsys.readouterr()
@@ -38,9 +38,7 @@ def read_failure(capsys, *arguments: str | Path) -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_kind_writes_a_picture(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, kind: str
-) -> None:
+def test_each_kind_writes_a_picture(tmp_path, monkeypatch, capsys, kind):
     """An SVG of three bases, which a page of any colour can show."""
     pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
@@ -56,7 +54,7 @@ def test_each_kind_writes_a_picture(
         assert "<dc:date" not in text
 
 
-def test_names_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_names_of_files(tmp_path, monkeypatch, capsys):
     pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
     few = ["decay", "--head-dim", "16", "--distance", "1"]
@@ -86,21 +84,14 @@ BASES_OF_SIX = ["1e2", "1e3", "1e4", "1e5", "1e6", "1e7"]
         ("accuracy", ["--base", "0.5"], "bases from 1; got base 0.5"),
     ],
 )
-def test_errors_are_one_line(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys,
-    kind: str,
-    arguments: list[str],
-    expected: str,
-) -> None:
+def test_errors_are_one_line(tmp_path, monkeypatch, capsys, kind, arguments, expected):
     pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
     assert expected in read_failure(capsys, kind, "--distance", "9", *arguments)
     assert not list(tmp_path.iterdir())
 
 
-def test_matplotlib_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_matplotlib_is_missing(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     message = read_failure(capsys, "decay", "--out", tmp_path / "picture.png")
     assert "need matplotlib (pip install 'rope-xp[plot]')" in message
@@ -115,7 +106,7 @@ def test_matplotlib_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         ["--base", "1e4", "decay"],
     ],
 )
-def test_usage(arguments: list[str], capsys) -> None:
+def test_usage(arguments, capsys):
     with pytest.raises(SystemExit) as stop:
         main(*arguments)
     assert stop.value.code == 2
@@ -126,7 +117,7 @@ def test_usage(arguments: list[str], capsys) -> None:
 # --- what is drawn -------------------------------------------------------------------------------
 
 
-def test_the_bound_as_drawn(axes) -> None:
+def test_the_bound_as_drawn(axes):
     plot.draw_decay(axes, BASES, 32, 5000)
     lines = axes.get_lines()
     assert [line.get_label() for line in lines] == list(BASES)
@@ -150,7 +141,7 @@ def test_the_bound_as_drawn(axes) -> None:
     assert axes.get_ylabel().startswith("bound on the score")
 
 
-def test_scores_as_drawn(axes) -> None:
+def test_scores_as_drawn(axes):
     plot.draw_score(axes, BASES, 128, 2000)
     lines = axes.get_lines()
     first, triangle, second, zero = lines
@@ -163,7 +154,7 @@ def test_scores_as_drawn(axes) -> None:
         np.testing.assert_allclose(line.get_ydata()[:20], expected, rtol=0, atol=1e-15)
 
 
-def test_accuracy_as_drawn(axes) -> None:
+def test_accuracy_as_drawn(axes):
     plot.draw_accuracy(axes, BASES, 128, 1_000_000)
     usual, ours = axes.get_lines()[:2], axes.get_lines()[2:]
     assert [line.get_label() for line in usual] == [f"float32 product, {name}" for name in BASES]

@@ -6,13 +6,12 @@ import importlib
 import itertools
 import pickle
 import sys
-from typing import Any
 
 import pytest
-from support.layers import FRAMEWORKS, ROPES, Framework, assert_same, every_framework, inputs
+from support.layers import FRAMEWORKS, ROPES, assert_same, every_framework, inputs
 
 import rope_xp
-from rope_xp import Angles, QKNorm, RoPE, RopeError
+from rope_xp import Angles, QKNorm, RopeError
 
 # A layer hands its RoPE on: each RoPE is tested once, and each framework several times.
 DEALT = [
@@ -22,7 +21,7 @@ DEALT = [
 
 
 @pytest.mark.parametrize(("framework", "rope"), DEALT)
-def test_it_rotates_as_its_rope_does(framework: Framework, rope: RoPE) -> None:
+def test_it_rotates_as_its_rope_does(framework, rope):
     q, k, positions = inputs(framework, rope)
     layer = framework.layer(rope, axes="bshd")
     expected = rope.apply(q, k, positions)
@@ -43,7 +42,7 @@ def test_it_rotates_as_its_rope_does(framework: Framework, rope: RoPE) -> None:
 
 
 @every_framework
-def test_it_holds_nothing(framework: Framework) -> None:
+def test_it_holds_nothing(framework):
     layer = framework.layer(ROPES["yarn"])
     q, k, positions = inputs(framework, ROPES["yarn"])
     layer(q, k, positions)
@@ -52,8 +51,8 @@ def test_it_holds_nothing(framework: Framework) -> None:
 
 
 @every_framework
-def test_the_ropes_of_a_configuration(framework: Framework) -> None:
-    ropes: Any = rope_xp.from_hf_config({"model_type": "gemma3_text"})
+def test_the_ropes_of_a_configuration(framework):
+    ropes = rope_xp.from_hf_config({"model_type": "gemma3_text"})
     with pytest.raises(RopeError, match=r"rope is a dict of 'full_attention', 'sliding_.*rope\["):
         framework.layer(ropes)
     assert framework.layer(ropes["full_attention"]).rope.base == 1e6
@@ -63,7 +62,7 @@ def test_the_ropes_of_a_configuration(framework: Framework) -> None:
 
 
 @every_framework
-def test_its_example(framework: Framework) -> None:
+def test_its_example(framework):
     pytest.importorskip(framework.name)
     module = importlib.import_module(f"rope_xp.layers.{framework.name}")
     results = doctest.testmod(module, optionflags=doctest.ELLIPSIS)
@@ -76,7 +75,7 @@ CALLS = {"torch": 3, "flax": 3, "equinox": 5}
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS[:3], ids=lambda f: f.name)
-def test_it_adds_little_to_a_call(framework: Framework) -> None:
+def test_it_adds_little_to_a_call(framework):
     """Counts do not vary as times do: the promise is 3 us beyond the call of the RoPE."""
     rope = ROPES["half"]
     layer, arguments = framework.layer(rope), inputs(framework, rope, tokens=1)
@@ -84,10 +83,10 @@ def test_it_adds_little_to_a_call(framework: Framework) -> None:
     assert added <= CALLS[framework.name]
 
 
-def count_calls(function: Any, arguments: Any) -> int:
+def count_calls(function, arguments):
     for _ in range(2):
         function(*arguments)
-    events: list[str] = []
+    events = []
     sys.setprofile(lambda _, event, __: events.append(event))
     try:
         function(*arguments)

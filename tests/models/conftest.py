@@ -2,19 +2,18 @@
 
 import importlib
 import sys
-from collections.abc import Iterator
 
 import pytest
 
 
 @pytest.fixture
-def rotations(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+def rotations(monkeypatch):
     """Return a list that grows by one with each rotation of q or k by rope_xp."""
-    return importlib.import_module("support.patched").count_rotations(monkeypatch)  # type: ignore[no-any-return]  # a list
+    return importlib.import_module("support.patched").count_rotations(monkeypatch)
 
 
 @pytest.fixture(autouse=True)
-def _silent() -> Iterator[None]:
+def _silent():
     """Keep transformers' advice on odd default configurations out of the output."""
     transformers = sys.modules.get("transformers")
     if transformers is None:

@@ -22,7 +22,7 @@ from rope_xp import RopeConfigError, RopeError
 from rope_xp.integrations._diffusion import grids, models, patching, rotations
 from rope_xp.integrations._diffusion.rotary_modules import ROTARY_MODULES
 from rope_xp.integrations._diffusion.rotations import ROTATIONS
-from rope_xp.integrations.diffusers import RotaryConfig, from_config
+from rope_xp.integrations.diffusers import from_config
 
 # Of what cos and sin are, by mpmath: as all tables of float32.
 TABLES = 1e-6
@@ -37,19 +37,19 @@ COUNTING = [
 
 
 @cache
-def small(name: str) -> tuple[Any, RotaryConfig]:
+def small(name):
     fields, config = census.SMALL[name]
     return census.embeddings()[name](**fields), from_config(config)
 
 
-def test_all_rotary_modules_are_listed() -> None:
+def test_all_rotary_modules_are_listed():
     """Patch makes the tables of most, and a RoPE those of the others."""
     assert sorted([*census.SMALL, *census.NO_PAIRS, *BY_HAND]) == sorted(census.embeddings())
     assert len(census.SMALL) / len({*census.SMALL, *BY_HAND}) > 0.72
 
 
 @pytest.mark.parametrize("name", census.SMALL)
-def test_tables_are_those_of_the_module(name: str) -> None:
+def test_tables_are_those_of_the_module(name):
     module, config = small(name)
     row = ROTARY_MODULES[type(module).__name__]
     arguments = row.arguments(module, config)
@@ -63,7 +63,7 @@ def test_tables_are_those_of_the_module(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BY_HAND)
-def test_tables_that_are_left_are_those_of_a_rope(name: str) -> None:
+def test_tables_that_are_left_are_those_of_a_rope(name):
     hand = BY_HAND[name]
     module = census.embeddings()[name](**hand.fields)
     theirs = [np.asarray(table) for table in hand.theirs(module)]
@@ -81,7 +81,7 @@ def test_tables_that_are_left_are_those_of_a_rope(name: str) -> None:
         np.testing.assert_allclose(our_table, their_table, rtol=0, atol=hand.bound)
 
 
-def test_each_method_that_rotates_is_replaced_or_listed() -> None:
+def test_each_method_that_rotates_is_replaced_or_listed():
     classes = census.methods()
     left = {census.NO_ROTATION, *(f"{name}.__call__" for name in census.LEFT_METHODS)}
     assert left <= set(classes)
@@ -95,7 +95,7 @@ def test_each_method_that_rotates_is_replaced_or_listed() -> None:
 
 
 @cache
-def _functions() -> dict[str, Any]:
+def _functions():
     return {
         f"{function.__module__}.{key}": function
         for kind in census.methods().values()
@@ -106,7 +106,7 @@ def _functions() -> dict[str, Any]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", sorted(_functions()))
-def test_rotations_are_those_of_the_function(name: str, dtype: torch.dtype) -> None:
+def test_rotations_are_those_of_the_function(name, dtype):
     function = _functions()[name]
     rows = ROTATIONS[rotations.find_key(function.__name__, function)]
     for row in rows:
@@ -123,7 +123,7 @@ def test_rotations_are_those_of_the_function(name: str, dtype: torch.dtype) -> N
             assert (our_table - narrow[0]).abs().max() > 0.5  # it does rotate
 
 
-def test_unusual_calls_go_to_the_function() -> None:
+def test_unusual_calls_go_to_the_function():
     rows = ROTATIONS["embeddings.apply_rotary_emb"]
     (x,), (tables,) = rotations.make_example(rows[0])
     for arguments, options in (
@@ -139,23 +139,23 @@ def test_unusual_calls_go_to_the_function() -> None:
         rotations.rotate_like(rows, apply_rotary_emb, x, short)
 
 
-def _tuple(value: Any) -> tuple[torch.Tensor, ...]:
+def _tuple(value):
     return value if isinstance(value, tuple) else (value,)
 
 
 class Recording(dict[str, Any]):
     """A configuration without keys, which notes those that are read."""
 
-    def __init__(self) -> None:
-        self.read: set[str] = set()
+    def __init__(self):
+        self.read = set()
 
-    def get(self, key: str, default: Any = None) -> Any:
+    def get(self, key, default=None):
         self.read.add(key)
         return default
 
 
 @pytest.mark.parametrize("name", sorted(models.MODELS))
-def test_each_class_is_in_diffusers(name: str) -> None:
+def test_each_class_is_in_diffusers(name):
     import diffusers
 
     model, kind = models.MODELS[name], getattr(diffusers, name)
@@ -177,7 +177,7 @@ def test_each_class_is_in_diffusers(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COUNTING)
-def test_positions_of_a_grid_are_those_of_the_module(name: str) -> None:
+def test_positions_of_a_grid_are_those_of_the_module(name):
     module, (rope, positions) = small(name)
     row = ROTARY_MODULES[type(module).__name__]
     (latents,) = row.arguments(module, small(name)[1])
@@ -195,7 +195,7 @@ def test_positions_of_a_grid_are_those_of_the_module(name: str) -> None:
         np.testing.assert_allclose(our_table, flat, rtol=0, atol=OWN)
 
 
-WRONG: tuple[tuple[str, dict[str, Any]], ...] = (
+WRONG = (
     ("_class_name is missing", {}),
     ("is unknown or does not rotate", {"_class_name": "UNet2DModel"}),
     ("must be even", {"_class_name": "FluxTransformer2DModel", "axes_dims_rope": [3, 5]}),
@@ -206,12 +206,12 @@ WRONG: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 @pytest.mark.parametrize(("message", "config"), WRONG)
-def test_errors_of_configurations(message: str, config: dict[str, Any]) -> None:
+def test_errors_of_configurations(message, config):
     with pytest.raises(RopeConfigError, match=message):
         from_config(config)
 
 
-def test_errors_of_positions() -> None:
+def test_errors_of_positions():
     wan, sound, cogvideox = (
         from_config({"_class_name": f"{name}Model"}).positions
         for name in ("WanTransformer3D", "AceStepTransformer1D", "CogVideoXTransformer3D")
@@ -230,7 +230,7 @@ def test_errors_of_positions() -> None:
     assert wan(2, 2, xp=torch).dtype == torch.int64
 
 
-def test_a_configuration_needs_no_torch() -> None:
+def test_a_configuration_needs_no_torch():
     """Nor does a copy by pickle."""
     program = (
         "import pickle\n"

@@ -4,9 +4,7 @@ import copy
 import doctest
 import importlib
 import itertools
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +25,7 @@ from rope_xp.integrations.transformers import patch, unpatch
 SHORT = ["llama", "gemma3_text", "phi3", "glm", "cohere", "deepseek_v3", "gpt_neox", "llama4_text"]
 
 
-def gradients(model: Any) -> dict[str, torch.Tensor]:
+def gradients(model):
     """Return the gradients of all weights that q and k pass through."""
     model.zero_grad()
     model(TOKENS, use_cache=False).logits.square().mean().backward()
@@ -39,14 +37,14 @@ def gradients(model: Any) -> dict[str, torch.Tensor]:
     }
 
 
-def generate(model: Any, **options: Any) -> torch.Tensor:
-    return model.generate(  # type: ignore[no-any-return]  # a tensor
+def generate(model, **options):
+    return model.generate(
         TOKENS, max_new_tokens=8, do_sample=False, pad_token_id=0, disable_compile=True, **options
     )
 
 
 @pytest.mark.parametrize("name", [n if n in SHORT else exhaustive(n) for n in MODELS])
-def test_logits_gradients_and_generation(name: str) -> None:
+def test_logits_gradients_and_generation(name):
     model = make(name)
     before, own_gradients, tail = logits(model), gradients(model), generate(model)
     elsewhere = logits(model, position_ids=3 * torch.arange(24)[None])
@@ -64,23 +62,23 @@ def test_logits_gradients_and_generation(name: str) -> None:
     assert torch.equal(logits(model), before)
 
 
-def generate_padded(model: Any, cache: str | None = "static") -> torch.Tensor:
+def generate_padded(model, cache="static"):
     mask = torch.ones_like(TOKENS)
     mask[0, :5] = 0
     return generate(model, attention_mask=mask, cache_implementation=cache)
 
 
-def compute_compiled(model: Any, backend: str = "eager") -> torch.Tensor:
+def compute_compiled(model, backend="eager"):
     torch._dynamo.reset()
     return logits(torch.compile(model, fullgraph=True, backend=backend))
 
 
-def train_checkpointed(model: Any) -> torch.Tensor:
+def train_checkpointed(model):
     model.train().activation_checkpointing_enable({"use_reentrant": False})
     return torch.cat([gradient.flatten() for gradient in gradients(model).values()])
 
 
-def compute_around_context(model: Any) -> torch.Tensor:
+def compute_around_context(model):
     """LongRoPE switches by the largest position of a call: 31 is the last of a context of 32."""
     starts = torch.tensor([8, 9, 10])[:, None, None]
     return torch.stack([logits(model, position_ids=s + torch.arange(24)) for s in starts])
@@ -99,12 +97,12 @@ def compute_around_context(model: Any) -> torch.Tensor:
         ),
     ],
 )
-def test_uses_of_a_model(name: str, compute: Callable[[Any], torch.Tensor]) -> None:
+def test_uses_of_a_model(name, compute):
     expected, result = compute(make(name)), compute(patch(make(name)))
     torch.testing.assert_close(result, expected, rtol=0, atol=LOGITS)
 
 
-def test_each_layer_compiled_by_itself_is_one_graph() -> None:
+def test_each_layer_compiled_by_itself_is_one_graph():
     """All modules of a class get the same class, so that torch.compile does not start anew."""
     model = patch(make("llama", num_hidden_layers=6))
     before = logits(model)
@@ -117,12 +115,12 @@ def test_each_layer_compiled_by_itself_is_one_graph() -> None:
     assert counter.frame_count == 1
 
 
-def is_patched(module: torch.nn.Module) -> bool:
+def is_patched(module):
     return "_patched_by_rope_xp" in vars(type(module))
 
 
 @pytest.mark.parametrize("name", ["llama", exhaustive("gemma3_text"), exhaustive("deepseek_v3")])
-def test_far_positions_are_nearer_to_the_truth(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_far_positions_are_nearer_to_the_truth(name, monkeypatch):
     """The truth: the model in float64, with angles of plain float64 products."""
     options = {"first_k_dense_replace": 2} if name == "deepseek_v3" else {}  # experts lack float64
     model = make(name, max_position_embeddings=2_000_000, **options)
@@ -130,7 +128,7 @@ def test_far_positions_are_nearer_to_the_truth(name: str, monkeypatch: pytest.Mo
     rotary = exact.model.rotary_emb
     ropes = rope_xp.from_hf_config(model.config)
 
-    def truth(x: Any, position_ids: torch.Tensor, layer_type: str | None = None) -> Any:
+    def truth(x, position_ids, layer_type=None):
         rope = ropes[layer_type] if isinstance(ropes, dict) else ropes
         r = rope.rotary_dim or 16
         frequencies = rope.base ** -(torch.arange(0, r, 2) / r).double()
@@ -148,7 +146,7 @@ def test_far_positions_are_nearer_to_the_truth(name: str, monkeypatch: pytest.Mo
     assert theirs > 50 * ours
 
 
-def test_a_model_in_float64_gets_tables_in_float64() -> None:
+def test_a_model_in_float64_gets_tables_in_float64():
     model = make("llama")
     single, before = logits(model), logits(model.double())
     double = logits(patch(model))
@@ -160,7 +158,7 @@ def test_a_model_in_float64_gets_tables_in_float64() -> None:
     assert (double - single).abs().max() < LOGITS
 
 
-def test_unusual_calls_are_left_to_the_model_in_the_dtype_of_q() -> None:
+def test_unusual_calls_are_left_to_the_model_in_the_dtype_of_q():
     function, ours = replaced("deepseek_v3", "halves", "apply_rotary_pos_emb_interleave")
     q, tables = torch.randn(2, 3, 5, 8).bfloat16(), torch.randn(2, 2, 5, 8)
     for options in ({}, {"position_ids": torch.arange(5)}, {"unsqueeze_dim": 1}):
@@ -175,7 +173,7 @@ def test_unusual_calls_are_left_to_the_model_in_the_dtype_of_q() -> None:
     ("kind", "form", "width"),
     [("llama", "halves", 8), ("cohere", "neighbours", 8), ("gpt_oss", "pairs", 4)],
 )
-def test_calls_of_a_kind_read_the_tables_that_they_are_given(kind, form, width) -> None:
+def test_calls_of_a_kind_read_the_tables_that_they_are_given(kind, form, width):
     """Without gradients such a call is bound, with them it is not."""
     _, ours = replaced(kind, form)
     shapes = (2, 3, 5, 8), (2, 5, 3, 8), (1, 3, 5, 8)
@@ -198,7 +196,7 @@ def test_calls_of_a_kind_read_the_tables_that_they_are_given(kind, form, width) 
                 assert not any(map(torch.equal, other, expected))
 
 
-def test_arrays_of_other_libraries_are_rotated_by_their_own_columns() -> None:
+def test_arrays_of_other_libraries_are_rotated_by_their_own_columns():
     _, ours = replaced("llama", "halves")
     q, tables = torch.randn(2, 3, 5, 8), torch.randn(2, 2, 5, 8)
     expected = ours(q, q, *tables)
@@ -211,7 +209,7 @@ def test_arrays_of_other_libraries_are_rotated_by_their_own_columns() -> None:
 
 
 @pytest.mark.parametrize("recorded", [False, True])
-def test_arguments_that_the_models_function_does_not_take(recorded: bool) -> None:
+def test_arguments_that_the_models_function_does_not_take(recorded):
     _, ours = replaced("llama", "halves")
     q, (cos, sin) = torch.ones(1, 2, 3, 8), torch.ones(2, 1, 3, 8)
     with torch.set_grad_enabled(recorded):
@@ -224,7 +222,7 @@ def test_arguments_that_the_models_function_does_not_take(recorded: bool) -> Non
                 ours(q, q, cos, sin, *extra, **named)
 
 
-def test_casting_the_model_does_not_round_the_frequencies() -> None:
+def test_casting_the_model_does_not_round_the_frequencies():
     """model.to(bfloat16) rounds inv_freq as well, and angles of far tokens drift apart."""
     positions = 40 * torch.arange(24)[None]
     exact = logits(make("llama"), position_ids=positions)
@@ -235,7 +233,7 @@ def test_casting_the_model_does_not_round_the_frequencies() -> None:
     assert (after.float() - exact).abs().mean() < 0.5 * theirs
 
 
-def test_other_models_of_the_type_are_not_touched() -> None:
+def test_other_models_of_the_type_are_not_touched():
     model, other = make("llama"), make("llama")
     keys = list(model.state_dict())
     module = importlib.import_module("transformers.models.llama.modeling_llama")
@@ -248,7 +246,7 @@ def test_other_models_of_the_type_are_not_touched() -> None:
     assert "rope_xp_plans" not in vars(model.model.rotary_emb)
 
 
-def test_a_length_fixes_rules_that_depend_on_it() -> None:
+def test_a_length_fixes_rules_that_depend_on_it():
     model = make("phi3")
     short = logits(model, TOKENS[:, :16])
     patch(model, length=64)
@@ -261,7 +259,7 @@ def test_a_length_fixes_rules_that_depend_on_it() -> None:
 @pytest.mark.parametrize(
     "name", ["_drop_in", "_diffusion.config", "diffusers", "kernels", "transformers"]
 )
-def test_examples(name: str) -> None:
+def test_examples(name):
     pytest.importorskip("numpy" if name.startswith("_") else name)
     results = doctest.testmod(importlib.import_module(f"rope_xp.integrations.{name}"))
     assert results.attempted > 3

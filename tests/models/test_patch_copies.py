@@ -5,9 +5,6 @@ import functools
 import importlib
 import io
 import pickle
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,7 +24,7 @@ from rope_xp import RopeError
 from rope_xp.integrations.transformers import patch, unpatch
 
 
-def by_torch(model: Any) -> Any:
+def by_torch(model):
     file = io.BytesIO()
     torch.save(model, file)
     file.seek(0)
@@ -44,7 +41,7 @@ COPIES = {
 
 @pytest.mark.parametrize("copied", COPIES)
 @pytest.mark.parametrize("rotation", [True, False])
-def test_copies(rotation: bool, copied: str, rotations: list[None]) -> None:
+def test_copies(rotation, copied, rotations):
     model = make("llama")
     before = logits(model)
     after = logits(patch(model, rotation=rotation))
@@ -67,7 +64,7 @@ def test_copies(rotation: bool, copied: str, rotations: list[None]) -> None:
         *(exhaustive(name, torch.bfloat16) for name in ("olmo2", "cohere", "gemma3_text")),
     ],
 )
-def test_the_rotary_modules_alone(name: str, dtype: torch.dtype, rotations: list[None]) -> None:
+def test_the_rotary_modules_alone(name, dtype, rotations):
     model = make(name).to(dtype)
     rotary_ids = {
         id(m) for m in model.modules() if hasattr(m, "inv_freq") or "Rotary" in str(type(m))
@@ -93,11 +90,11 @@ def test_the_rotary_modules_alone(name: str, dtype: torch.dtype, rotations: list
 LABELLED = ("deepseek_v4", "gemma3_text")
 
 
-def tables(inputs: Any) -> tuple[torch.Tensor, ...]:
+def tables(inputs):
     return inputs if isinstance(inputs, tuple) else (inputs,)
 
 
-def test_tables_of_an_image_keep_their_axis_for_a_batch() -> None:
+def test_tables_of_an_image_keep_their_axis_for_a_batch():
     module = importlib.import_module("transformers.models.sam3.modeling_sam3")
     rotary = module.Sam3ViTRotaryEmbedding(transformers.Sam3ViTConfig())
     positions = torch.stack((torch.arange(6) % 3, torch.arange(6) // 3), dim=-1)
@@ -112,9 +109,7 @@ def test_tables_of_an_image_keep_their_axis_for_a_batch() -> None:
     "model_type",
     ["qwen2_vl_text", *map(exhaustive, ("qwen2_5_vl_text", "qwen3_vl_text", "qwen3_5_text"))],
 )
-def test_positions_of_mrope_in_each_shape_that_the_models_expand(
-    model_type: str,
-) -> None:
+def test_positions_of_mrope_in_each_shape_that_the_models_expand(model_type):
     original, model = multimodal_text(model_type), patch(multimodal_text(model_type))
     for shape in ((1, 3, 5), (3, 3, 5), (3, 5), (1, 3, 1)):
         positions = 7 + torch.arange(torch.Size(shape).numel()).reshape(shape)
@@ -125,16 +120,16 @@ def test_positions_of_mrope_in_each_shape_that_the_models_expand(
         torch.testing.assert_close(after, before, rtol=0, atol=LOGITS)
 
 
-def test_generation_that_goes_on_from_a_cache_of_mrope() -> None:
+def test_generation_that_goes_on_from_a_cache_of_mrope():
     model, inputs = vision_language()
-    options: dict[str, Any] = {
+    options = {
         "max_new_tokens": 4, "do_sample": False, "pad_token_id": 0, "disable_compile": True,
     }  # fmt: skip
 
-    def generate() -> torch.Tensor:
+    def generate():
         first = model.generate(**inputs, **options, return_dict_in_generate=True)
         longer = torch.cat([first.sequences, torch.tensor([[9, 10, 11]])], dim=1)
-        return model.generate(longer, past_key_values=first.past_key_values, **options)  # type: ignore[no-any-return]  # a tensor
+        return model.generate(longer, past_key_values=first.past_key_values, **options)
 
     with torch.no_grad():
         before = generate(), model(**inputs).logits
@@ -148,7 +143,7 @@ def test_generation_that_goes_on_from_a_cache_of_mrope() -> None:
     }
 
 
-def test_queries_of_the_last_tokens_alone() -> None:
+def test_queries_of_the_last_tokens_alone():
     """As of an assistant that reads the cache of another model: k has more tokens than q."""
     function, ours = replaced("muse_glimmer_assistant", "halves")
     k, tables = torch.randn(2, 3, 7, 8), torch.randn(2, 2, 7, 8)
@@ -165,11 +160,11 @@ def test_queries_of_the_last_tokens_alone() -> None:
 @pytest.mark.parametrize(
     "name", ["llama", *map(exhaustive, ("phi3", "gemma3_text", "llama4_text"))]
 )
-def test_a_trace_of_torch_jit(name: str) -> None:
+def test_a_trace_of_torch_jit(name):
     model = patch(make(name)).requires_grad_(False)
 
-    def run(tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        return model(tokens, position_ids=positions, use_cache=False).logits  # type: ignore[no-any-return]  # a tensor
+    def run(tokens, positions):
+        return model(tokens, position_ids=positions, use_cache=False).logits
 
     positions = torch.arange(24)[None]
     # torch calls this deprecated, and warns of each size that becomes a constant.
@@ -180,9 +175,9 @@ def test_a_trace_of_torch_jit(name: str) -> None:
         torch.testing.assert_close(traced(TOKENS, other), expected, rtol=0, atol=LOGITS)
 
 
-def test_rotary_modules_that_are_not_made_from_a_configuration() -> None:
+def test_rotary_modules_that_are_not_made_from_a_configuration():
     class MadeOfASize(LlamaRotaryEmbedding):
-        def __init__(self, dim: int, config: Any) -> None:
+        def __init__(self, dim, config):
             super().__init__(config)
             self.dim = dim
 
@@ -197,12 +192,12 @@ def test_rotary_modules_that_are_not_made_from_a_configuration() -> None:
     assert all(map(torch.equal, new(x, position_ids=positions), expected))
 
 
-def test_rotary_modules_in_which_a_call_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rotary_modules_in_which_a_call_fails(monkeypatch):
     model = make("llama")
     kind = type(model.model.rotary_emb)
     original = kind.forward
 
-    def forward(self: Any, x: torch.Tensor, position_ids: torch.Tensor) -> Any:
+    def forward(self, x, position_ids):
         return original(self, x, position_ids[:, self.first :])
 
     monkeypatch.setattr(kind, "forward", forward)
@@ -214,17 +209,17 @@ def test_rotary_modules_in_which_a_call_fails(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.fixture
-def accelerate() -> Any:
+def accelerate():
     return pytest.importorskip("accelerate")
 
 
-def dispatch(accelerate: Any, model: Any, folder: Path) -> None:
+def dispatch(accelerate, model, folder):
     places = {"model.embed_tokens": "cpu", "model.layers.0": "cpu", "model.rotary_emb": "cpu"}
     places |= {"model.layers.1": "disk", "model.norm": "cpu", "lm_head": "disk"}
     accelerate.dispatch_model(model, places, offload_dir=folder)
 
 
-HOOKS: dict[str, Callable[[Any, Any, Path], Any]] = {
+HOOKS = {
     "cpu_offload": lambda lib, model, _: lib.cpu_offload(model, "cpu", offload_buffers=True),
     "dispatch_model": dispatch,
     "one device": lambda lib, model, _: lib.dispatch_model(model, {"": "cpu"}, force_hooks=True),
@@ -233,9 +228,7 @@ HOOKS: dict[str, Callable[[Any, Any, Path], Any]] = {
 
 @pytest.mark.parametrize("hook", HOOKS)
 @pytest.mark.parametrize("first", [True, False])
-def test_hooks(
-    hook: str, first: bool, accelerate: Any, rotations: list[None], tmp_path: Path
-) -> None:
+def test_hooks(hook, first, accelerate, rotations, tmp_path):
     model = make("llama")
     before = logits(model)
     if not first:
@@ -248,9 +241,7 @@ def test_hooks(
     assert len(rotations) == ROTATIONS
 
 
-def test_hooks_that_are_taken_off_again(
-    accelerate: Any, rotations: list[None], tmp_path: Path
-) -> None:
+def test_hooks_that_are_taken_off_again(accelerate, rotations, tmp_path):
     """They leave the method that they called in the module, where it hides the class's."""
     model = make("llama")
     before = logits(model)
@@ -264,14 +255,14 @@ def test_hooks_that_are_taken_off_again(
     assert len(rotations) == 2 * ROTATIONS
 
 
-def refuse_to_unpatch(model: Any, message: str) -> None:
+def refuse_to_unpatch(model, message):
     classes = [type(module) for module in model.modules()]
     with pytest.raises(RopeError, match=message):
         unpatch(model)
     assert [type(module) for module in model.modules()] == classes
 
 
-def test_unpatch_refuses_a_forward_that_something_replaced_since() -> None:
+def test_unpatch_refuses_a_forward_that_something_replaced_since():
     model = patch(make("llama"))
     attention = model.model.layers[1].self_attn
     attention.forward = functools.partial(attention.forward)
@@ -281,14 +272,14 @@ def test_unpatch_refuses_a_forward_that_something_replaced_since() -> None:
 
 
 @pytest.fixture
-def mesh() -> Iterator[Any]:
+def mesh():
     store = torch.distributed.HashStore()
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     yield torch.distributed.init_device_mesh("cpu", (1,))
     torch.distributed.destroy_process_group()
 
 
-def test_shards_of_layers(mesh: Any, rotations: list[None]) -> None:
+def test_shards_of_layers(mesh, rotations):
     model = make("llama")
     before = logits(model)
     fully_shard(model.model.layers[0].self_attn, mesh=mesh)
@@ -301,7 +292,7 @@ def test_shards_of_layers(mesh: Any, rotations: list[None]) -> None:
     assert torch.equal(logits(unpatch(model)), before)
 
 
-def test_shards_of_what_is_patched(mesh: Any) -> None:
+def test_shards_of_what_is_patched(mesh):
     """fully_shard makes a class of the module's own, so that its base cannot be changed back."""
     after = patch(make("llama"))
     fully_shard(after.model.layers[0].self_attn, mesh=mesh)

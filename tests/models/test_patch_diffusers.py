@@ -8,7 +8,7 @@ import importlib
 import inspect
 import pickle
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,7 +19,7 @@ import diffusers
 import torch
 from diffusers.models.transformers import transformer_flux as flux_module
 from diffusers.models.transformers import transformer_wan as wan_module
-from support.diffusion_models import SMALL, Small, call_model, flux, hidream, wan, z_image
+from support.diffusion_models import SMALL, call_model, flux, hidream, wan, z_image
 from support.exhaustive import exhaustive
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -30,13 +30,13 @@ from rope_xp.integrations._diffusion import rotations
 from rope_xp.integrations.diffusers import patch, unpatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    pass
 
 # Float32 of a few layers, with outputs of 1 to 5 in modulus: the model's own rounding.
 OUTPUTS = 2e-5
 
 
-def models(*names: str) -> pytest.MarkDecorator:
+def models(*names):
     """Parametrize a test by all small models, of which the short suite runs these."""
     chosen = [s if s.name in names else exhaustive(s) for s in SMALL]
     return pytest.mark.parametrize("small", chosen, ids=str)
@@ -47,11 +47,11 @@ few = models("flux", "z_image", "hidream")
 
 
 @pytest.fixture(autouse=True)
-def rotated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    axes: list[str] = []
+def rotated(monkeypatch):
+    axes = []
     rotate = Angles.rotate
 
-    def count(angles: Angles, x: torch.Tensor, **options: Any) -> Any:
+    def count(angles, x, **options):
         axes.append(options["axes"])
         return rotate(angles, x, **options)
 
@@ -59,12 +59,12 @@ def rotated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return axes
 
 
-def output(model: torch.nn.Module, arguments: dict[str, Any]) -> torch.Tensor:
+def output(model, arguments):
     with torch.no_grad():
         return call_model(model, arguments)
 
 
-def gradients(model: torch.nn.Module, arguments: dict[str, Any]) -> list[torch.Tensor]:
+def gradients(model, arguments):
     model.zero_grad()
     call_model(model, arguments).square().mean().backward()
     return [p.grad.clone() for p in model.parameters() if p.grad is not None]
@@ -73,9 +73,7 @@ def gradients(model: torch.nn.Module, arguments: dict[str, Any]) -> list[torch.T
 class Forbidding(TorchDispatchMode):
     """Raises where anything makes or takes a tensor of float64, or of complex numbers of it."""
 
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
         for value in tree_leaves((args, kwargs, result)):
             if isinstance(value, torch.Tensor) and value.dtype in (torch.float64, torch.complex128):
@@ -84,7 +82,7 @@ class Forbidding(TorchDispatchMode):
 
 
 @models(*(s.name for s in SMALL if s.name not in ("cosmos", "qwen_image")))
-def test_outputs(small: Small, rotated: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outputs(small, rotated, monkeypatch):
     model, arguments = small.make()
     before = output(model, arguments)
     if small.name == "flux":
@@ -109,7 +107,7 @@ def test_outputs(small: Small, rotated: list[str], monkeypatch: pytest.MonkeyPat
 
 
 @models("flux", "qwen_image", "wan")
-def test_norms(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_norms(small, monkeypatch):
     model, arguments = small.make()
     keys, before = list(model.state_dict()), output(model, arguments)
     if small.name not in ("flux", "qwen_image", "z_image"):
@@ -131,7 +129,7 @@ def test_norms(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @few
-def test_gradients(small: Small) -> None:
+def test_gradients(small):
     model, arguments = small.make()
     before = gradients(model, arguments)
     for ours, theirs in zip(gradients(patch(model), arguments), before, strict=True):
@@ -139,7 +137,7 @@ def test_gradients(small: Small) -> None:
 
 
 @models("flux", "wan", "z_image", "cosmos", "qwen_image")
-def test_on_the_meta_device(small: Small) -> None:
+def test_on_the_meta_device(small):
     if small.name == "hidream":
         pytest.skip("it counts the tokens of each expert, which takes their values")
     model, arguments = small.make()
@@ -155,7 +153,7 @@ def test_on_the_meta_device(small: Small) -> None:
     ("make", "backend"),
     [(wan, "eager"), *(exhaustive(make, "aot_eager") for make in (flux, wan, z_image, hidream))],
 )
-def test_compiled(make: Callable[[], Any], backend: str) -> None:
+def test_compiled(make, backend):
     model, arguments = make()
     before = output(model, arguments)
     patch(model)
@@ -165,7 +163,7 @@ def test_compiled(make: Callable[[], Any], backend: str) -> None:
 
 
 @few
-def test_bfloat16(small: Small) -> None:
+def test_bfloat16(small):
     model, arguments = small.make()
     exact = output(model, arguments)
     model.to(torch.bfloat16)
@@ -178,7 +176,7 @@ def test_bfloat16(small: Small) -> None:
     assert ours < 1.5 * theirs + 1e-3
 
 
-def test_copies_and_pickles(rotated: list[str]) -> None:
+def test_copies_and_pickles(rotated):
     model, arguments = wan()
     before = output(patch(model), arguments)
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
@@ -190,7 +188,7 @@ def test_copies_and_pickles(rotated: list[str]) -> None:
     assert list(model.state_dict()) == list(wan()[0].state_dict())
 
 
-def test_what_a_patch_leaves_as_it_is(rotated: list[str]) -> None:
+def test_what_a_patch_leaves_as_it_is(rotated):
     """Other models, functions, names, and processors that are set later."""
     function = flux_module.apply_rotary_emb
     (model, arguments), (other, _) = flux(), flux()
@@ -217,14 +215,14 @@ def test_what_a_patch_leaves_as_it_is(rotated: list[str]) -> None:
     ],
 )
 def test_what_replaces_a_function_later_is_called(
-    make: Any, module: Any, name: str, rotates: bool, rotated: list[str], monkeypatch: Any
-) -> None:
+    make, module, name, rotates, rotated, monkeypatch
+):
     model, arguments = make()
     before = output(patch(model), arguments)
     function, calls = getattr(module, name), []
 
     @functools.wraps(function)
-    def count(*arguments: Any, **options: Any) -> Any:
+    def count(*arguments, **options):
         calls.append(arguments)
         return function(*arguments, **options)
 
@@ -245,11 +243,11 @@ PROCESSORS = {"wan": "Wan", "wan_animate": "Wan", "chronoedit": "Wan", "skyreels
 SIZES = {"dim": 32, "heads": 2, "dim_head": 16}
 
 
-def replace_processor(processor: Any) -> None:
+def replace_processor(processor):
     processor.__class__ = _classes.load_rotating(type(processor), rotations.build_replacement)
 
 
-def test_keys_of_an_image_are_not_rotated(rotated: list[str]) -> None:
+def test_keys_of_an_image_are_not_rotated(rotated):
     attention = wan_module.WanAttention(**SIZES, added_kv_proj_dim=32)
     processor = wan_module.WanAttnProcessor()
     x, context = torch.randn(1, 512, 32), torch.randn(1, 6 + 512, 32)  # 6 tokens of an image
@@ -264,7 +262,7 @@ def test_keys_of_an_image_are_not_rotated(rotated: list[str]) -> None:
 
 
 @pytest.mark.parametrize("name", [*PROCESSORS, "kandinsky"])
-def test_processors_that_define_their_rotation(name: str, rotated: list[str]) -> None:
+def test_processors_that_define_their_rotation(name, rotated):
     module = importlib.import_module(f"diffusers.models.transformers.transformer_{name}")
     kind = PROCESSORS.get(name, "Kandinsky5")
     sizes = SIZES if name in PROCESSORS else {"num_channels": 32, "head_dim": 16}
@@ -285,7 +283,7 @@ def test_processors_that_define_their_rotation(name: str, rotated: list[str]) ->
     assert (ours - plain).abs().max() > 1e-2
 
 
-def test_positions_beyond_what_the_model_has_tables_for() -> None:
+def test_positions_beyond_what_the_model_has_tables_for():
     model, _ = z_image()
     ids = torch.tensor([[1_000_003, 5, 31]])
     with pytest.raises(IndexError):
@@ -300,17 +298,17 @@ HEADS = {"num_attention_heads": 2, "attention_head_dim": 8, "num_layers": 1, "in
 WIDTHS = {"pooled_projection_dim": 8}
 
 
-def mochi() -> torch.nn.Module:
+def mochi():
     widths = {**WIDTHS, "text_embed_dim": 8, "time_embed_dim": 8, "max_sequence_length": 8}
     return diffusers.MochiTransformer3DModel(**HEADS, **widths)
 
 
-def sd3() -> torch.nn.Module:
+def sd3():
     widths = {**WIDTHS, "joint_attention_dim": 8, "caption_projection_dim": 16, "sample_size": 8}
     return diffusers.SD3Transformer2DModel(**HEADS, **widths)
 
 
-def wrong_wan() -> torch.nn.Module:
+def wrong_wan():
     model, _ = wan()
     model.rope.freqs_cos *= 0.5
     return model
@@ -324,7 +322,7 @@ def wrong_wan() -> torch.nn.Module:
         (wrong_wan, "rope .WanRotaryPosEmbed.: its tables are not those"),
     ],
 )
-def test_refused_by_name(make: Callable[[], torch.nn.Module], message: str) -> None:
+def test_refused_by_name(make, message):
     model = make()
     classes = [type(module) for module in model.modules()]
     with pytest.raises(RopeError, match=message):
@@ -332,11 +330,11 @@ def test_refused_by_name(make: Callable[[], torch.nn.Module], message: str) -> N
     assert [type(module) for module in model.modules()] == classes
 
 
-def scale(x: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+def scale(x, *_, **__):
     return x * 0.5
 
 
-def need_more(x: torch.Tensor, tables: Any, positions: Any, sequence_dim: int = 2) -> Any:
+def need_more(x, tables, positions, sequence_dim=2):
     raise NotImplementedError
 
 
@@ -348,12 +346,10 @@ def need_more(x: torch.Tensor, tables: Any, positions: Any, sequence_dim: int = 
         (scale, False, "FluxAttnProcessor.*does not know .*apply_rotary_emb"),
     ],
 )
-def test_other_functions_are_refused(
-    function: Any, known: bool, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_functions_are_refused(function, known, message, monkeypatch):
     model, _ = flux()
 
-    def other(*args: Any, **options: Any) -> Any:
+    def other(*args, **options):
         return function(*args, **options)
 
     if known:

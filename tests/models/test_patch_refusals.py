@@ -4,7 +4,6 @@ import functools
 import importlib
 import inspect
 from types import MethodType
-from typing import Any
 
 import pytest
 
@@ -23,7 +22,7 @@ from rope_xp import RopeError
 from rope_xp.integrations.transformers import check, patch, unpatch
 
 
-def refused(model: Any, message: str) -> None:
+def refused(model, message):
     classes = [type(module) for module in model.modules()]
     keys = [set(vars(module)) for module in model.modules()]
     with pytest.raises(RopeError, match=message):
@@ -32,7 +31,7 @@ def refused(model: Any, message: str) -> None:
     assert [set(vars(module)) for module in model.modules()] == keys
 
 
-def replace_forward(module: Any) -> None:
+def replace_forward(module):
     module.forward = functools.partial(module.forward)
 
 
@@ -57,23 +56,23 @@ def replace_forward(module: Any) -> None:
         ),
     ],
 )
-def test_a_module_that_was_changed_is_refused(message: str, change: Any) -> None:
+def test_a_module_that_was_changed_is_refused(message, change):
     model = make("llama")
     change(model.model)
     refused(model, message)
 
 
-def test_a_function_that_is_no_rotation_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_that_is_no_rotation_is_refused(monkeypatch):
     module = importlib.import_module("transformers.models.llama.modeling_llama")
 
-    def apply_rotary_pos_emb(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
+    def apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=1):
         return q * cos.unsqueeze(1), k * sin.unsqueeze(1)
 
     monkeypatch.setattr(module, "apply_rotary_pos_emb", apply_rotary_pos_emb)
     refused(make("llama"), "apply_rotary_pos_emb: with tables .* not rotate in any known layout")
 
 
-def test_models_without_rotary_modules_or_weights_are_refused() -> None:
+def test_models_without_rotary_modules_or_weights_are_refused():
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 32}
     for model_type, message in (
         ("dinov3_vit", "its forward takes no position_ids"),
@@ -92,17 +91,17 @@ def test_models_without_rotary_modules_or_weights_are_refused() -> None:
 
 
 @pytest.mark.parametrize("change", [patch, unpatch, check])
-def test_a_name_is_a_type_error(change: Any) -> None:
+def test_a_name_is_a_type_error(change):
     with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, .*; got str$"):
         change("Qwen/Qwen2-7B")
 
 
-def test_a_class_that_overrides_what_rotates_is_refused() -> None:
+def test_a_class_that_overrides_what_rotates_is_refused():
     model = make("llama")
     attention = model.model.layers[1].self_attn
 
-    class Mine(type(attention)):  # type: ignore[misc]  # a class that is only known here
-        def forward(self, *inputs: Any, **named: Any) -> Any:
+    class Mine(type(attention)):
+        def forward(self, *inputs, **named):
             return super().forward(*inputs, **named)
 
     attention.__class__ = Mine
@@ -111,18 +110,18 @@ def test_a_class_that_overrides_what_rotates_is_refused() -> None:
     patch(model, rotation=False)
 
 
-def test_patching_twice_is_refused() -> None:
+def test_patching_twice_is_refused():
     refused(patch(make("llama")), "patched already; unpatch it first")
 
 
-def test_a_rule_that_changes_while_it_runs_is_refused() -> None:
+def test_a_rule_that_changes_while_it_runs_is_refused():
     parameters = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     model = make("llama", rope_parameters=parameters)
     refused(model, r"model.rotary_emb \(LlamaRotaryEmbedding\).*patch\(model, length=n\)")
     patch(model, length=512)
 
 
-def as_kernels_does(function: Any) -> nn.Module:
+def as_kernels_does(function):
     """Return what a function is where transformers finds the package kernels: a module.
 
     transformers 5.23 asks for kernels 0.18.2, which is not to be had here, so its decorator is
@@ -130,34 +129,32 @@ def as_kernels_does(function: Any) -> nn.Module:
     """
 
     class Func(nn.Module):
-        def forward(self, *arguments: Any, **named: Any) -> Any:
+        def forward(self, *arguments, **named):
             return function(*arguments, **named)
 
     signature = inspect.signature(function)
     me = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = [me, *signature.parameters.values()]
-    Func.forward.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # read by inspect
+    Func.forward.__signature__ = signature.replace(parameters=parameters)
     return Func()
 
 
-def kernel_of_a_gpu(self: Any, *arguments: Any, **named: Any) -> Any:
+def kernel_of_a_gpu(self, *arguments, **named):
     raise RuntimeError("no GPU")
 
 
 @pytest.mark.parametrize("kind", ["llama", "kernelized llama", "qwen2_vl"])
-def test_functions_that_the_package_kernels_makes_modules(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_functions_that_the_package_kernels_makes_modules(kind, monkeypatch):
     """Of Qwen2-VL, the function for the text alone is one that kernels may replace."""
     name = kind.rsplit(maxsplit=1)[-1]
     module = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
     layer = as_kernels_does(module.apply_rotary_pos_emb)
-    inputs: dict[str, Any] = {"input_ids": torch.arange(24)[None]}
+    inputs = {"input_ids": torch.arange(24)[None]}
     model, inputs = vision_language() if name == "qwen2_vl" else (make(name), inputs)
     before = model(**inputs).logits
     monkeypatch.setattr(module, "apply_rotary_pos_emb", layer)
     if kind.startswith("kernelized"):  # as kernelize(model) does
-        layer.forward = MethodType(kernel_of_a_gpu, layer)  # type: ignore[method-assign]  # as kernelize does
+        layer.forward = MethodType(kernel_of_a_gpu, layer)
     patch(model)
     torch.testing.assert_close(model(**inputs).logits, before, rtol=0, atol=LOGITS)
     if name == "qwen2_vl":
@@ -171,34 +168,34 @@ CONFIG = transformers.LlamaConfig(hidden_size=8, num_attention_heads=1)
 
 
 class Attention(nn.Module):
-    def forward(self, x: torch.Tensor, tables: Any) -> torch.Tensor:
+    def forward(self, x, tables):
         cos, sin = tables
         q, k = apply_rotary_pos_emb(x, x, cos, sin)
-        return q + k  # type: ignore[no-any-return]  # tensors
+        return q + k
 
 
 class Model(nn.Module):
-    def __init__(self, part: nn.Module) -> None:
+    def __init__(self, part):
         super().__init__()
         self.rotary_emb = LlamaRotaryEmbedding(CONFIG)
         self.attention = Attention()
         self.part = part
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         tables = self.rotary_emb(x, torch.arange(x.shape[-2])[None])
-        return self.part(self.attention(x, tables), tables)  # type: ignore[no-any-return]  # a tensor
+        return self.part(self.attention(x, tables), tables)
 
 
-def turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def turn(x, cos, sin):
     return cos * x
 
 
-def turn_by_both(x: torch.Tensor, position_embeddings: Any) -> Any:
+def turn_by_both(x, position_embeddings):
     return position_embeddings[0] * x
 
 
 class Computes(nn.Module):
-    def forward(self, x: torch.Tensor, tables: Any) -> Any:
+    def forward(self, x, tables):
         cos, _ = tables
         return x * cos
 
@@ -209,23 +206,23 @@ class Inherits(Computes):
 
 class ComputesInside(nn.Module):
     @torch.no_grad()
-    def forward(self, x: torch.Tensor, tables: Any) -> Any:
+    def forward(self, x, tables):
         return next(x + sin for sin in tables[1:])
 
 
 class ComputesByComplexNumbers(nn.Module):
     @staticmethod
-    def spin(x: torch.Tensor, freqs_cis: Any) -> Any:
+    def spin(x, freqs_cis):
         return x + freqs_cis[0]
 
 
 class CallsAFunction(nn.Module):
-    def forward(self, x: torch.Tensor, tables: Any) -> Any:
+    def forward(self, x, tables):
         return turn(x, *tables)
 
 
 class CallsAFunctionOfBoth(nn.Module):
-    def forward(self, x: torch.Tensor, tables: Any) -> Any:
+    def forward(self, x, tables):
         return turn_by_both(x, tables)
 
 
@@ -240,9 +237,7 @@ class CallsAFunctionOfBoth(nn.Module):
         (CallsAFunctionOfBoth, r"CallsAFunctionOfBoth\.forward: it calls turn_by_both"),
     ],
 )
-def test_a_class_that_reads_tables_and_calls_no_function_that_rotates_is_refused(
-    part: type[nn.Module], message: str
-) -> None:
+def test_a_class_that_reads_tables_and_calls_no_function_that_rotates_is_refused(part, message):
     """The rotary modules alone are patched, and their tables have the dtype that code expects."""
     reason = r", and no function that is replaced rotates there; .*rotation=False"
     model, x = Model(part()), torch.randn(1, 3, 5, 8, dtype=torch.bfloat16)
@@ -258,11 +253,11 @@ def test_a_class_that_reads_tables_and_calls_no_function_that_rotates_is_refused
 class HandsOn(nn.Module):
     """Passes tables on and does not read them, as models do."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.layers = nn.ModuleList([Attention(), CallsByBoth()])
 
-    def forward(self, x: torch.Tensor, position_embeddings: Any) -> torch.Tensor:
+    def forward(self, x, position_embeddings):
         for layer in self.layers:
             x = layer(x, position_embeddings)
         return x
@@ -270,11 +265,11 @@ class HandsOn(nn.Module):
 
 class CallsByBoth(nn.Module):
     @torch.no_grad()
-    def forward(self, x: torch.Tensor, position_embeddings: Any) -> Any:
+    def forward(self, x, position_embeddings):
         return apply_rotary_pos_emb(x, x, *position_embeddings)[0]
 
 
-def test_tables_that_are_handed_on_are_no_obstacle() -> None:
+def test_tables_that_are_handed_on_are_no_obstacle():
     model, x = Model(HandsOn()), torch.randn(1, 3, 5, 8, dtype=torch.bfloat16)
     before = model(x)
     # Eight roundings of numbers below 8, one after another; the dtype is compared too.
@@ -290,8 +285,8 @@ def test_tables_that_are_handed_on_are_no_obstacle() -> None:
     [(torch.bfloat16, True), exhaustive(torch.float32, False), exhaustive(torch.float32, True)],
 )
 def test_a_function_that_rotates_and_is_replaced_later_is_called_in_the_dtype_of_q(
-    dtype: torch.dtype, compiled: bool, rotations: list[None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    dtype, compiled, rotations, monkeypatch
+):
     model = patch(make("llama").to(dtype))
     before = logits(model)
     assert len(rotations) == ROTATIONS
@@ -299,7 +294,7 @@ def test_a_function_that_rotates_and_is_replaced_later_is_called_in_the_dtype_of
     rotate = module.apply_rotary_pos_emb
     dtypes = set()
 
-    def turned_twice(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
+    def turned_twice(q, k, cos, sin, unsqueeze_dim=1):
         dtypes.update({q.dtype, k.dtype, cos.dtype, sin.dtype})
         q, k = rotate(q, k, cos, sin, unsqueeze_dim)
         return rotate(q, k, cos, sin, unsqueeze_dim)
@@ -315,9 +310,7 @@ def test_a_function_that_rotates_and_is_replaced_later_is_called_in_the_dtype_of
     assert len(rotations) == 2 * ROTATIONS
 
 
-def test_a_model_that_is_patched_after_the_function_was_replaced(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_model_that_is_patched_after_the_function_was_replaced(monkeypatch):
     """Each patch replaces the function that its module holds at the time."""
     first, second = make("llama"), make("llama")
     before = logits(patch(first))

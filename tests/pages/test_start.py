@@ -3,7 +3,6 @@
 import re
 import runpy
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,14 +23,14 @@ SHOWN = re.compile(
 )
 
 
-def load(name: str) -> dict[str, Any]:
+def load(name):
     """Return what a file defines, without running its main."""
     if name in NEEDS:
         pytest.importorskip(NEEDS[name])
     return runpy.run_path(str(DOCS / "examples" / "start" / f"{name}.py"), run_name="example")
 
 
-def test_the_page_shows_each_file() -> None:
+def test_the_page_shows_each_file():
     """A block is a file without its docstring: to mend this, paste the file into the page."""
     pages = [page.read_text("utf-8") for page in DOCS.glob("start_*.md")]
     shown = {path: text for page in pages for _, path, text in SHOWN.findall(page)}
@@ -47,10 +46,9 @@ COMPILES = ("attention_torch", "decoder_jax")
 
 
 @pytest.mark.parametrize(
-    "name",
-    [exhaustive(file.stem) if file.stem in COMPILES else file.stem for file in FILES],
+    "name", [exhaustive(file.stem) if file.stem in COMPILES else file.stem for file in FILES]
 )
-def test_runs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs(name, capsys):
     """Each asserts what it prints."""
     if name in NEEDS:
         pytest.importorskip(NEEDS[name])
@@ -59,7 +57,7 @@ def test_runs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out
 
 
-def test_heads_first_is_llama() -> None:
+def test_heads_first_is_llama():
     """The module with the weights of transformers' own, prefill and decode, beside that."""
     example = load("attention_huggingface")
     transformers = pytest.importorskip("transformers")
@@ -88,14 +86,14 @@ def test_heads_first_is_llama() -> None:
         torch.testing.assert_close(result, expected, rtol=0, atol=1e-5)
 
 
-def test_decoding_compiles_once() -> None:
+def test_decoding_compiles_once():
     """One graph of the prefill and one of a token, wherever it stands."""
     example = load("attention_torch")
     import torch
 
     graphs = []
 
-    def count(graph: Any, inputs: Any) -> Any:
+    def count(graph, inputs):
         graphs.append(inputs)
         return graph
 
@@ -105,7 +103,7 @@ def test_decoding_compiles_once() -> None:
     assert len(graphs) == 2
 
 
-def test_grouped_heads_are_llama() -> None:
+def test_grouped_heads_are_llama():
     """The fused module of torch, on the weights of transformers' own."""
     example = load("attention_torch")
     pytest.importorskip("transformers")
@@ -130,7 +128,7 @@ def test_grouped_heads_are_llama() -> None:
     torch.testing.assert_close(result, expected, rtol=0, atol=1e-5)
 
 
-def test_the_layer_of_jax_by_the_formula() -> None:
+def test_the_layer_of_jax_by_the_formula():
     """Its loss and gradients, at positions where products in float32 are right too."""
     example = load("decoder_jax")
     import jax
@@ -142,14 +140,14 @@ def test_the_layer_of_jax_by_the_formula() -> None:
     angles = np.outer(positions, 500_000.0 ** (-np.arange(8) / 8))[:, None]
     cos, sin = np.cos(angles), np.sin(angles)
 
-    def rotate(t: np.ndarray) -> np.ndarray:
+    def rotate(t):
         a, b = t[..., :8], t[..., 8:]
         return np.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
 
-    def norm(x: np.ndarray) -> np.ndarray:
+    def norm(x):
         return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6)
 
-    def loss(weights: dict[str, np.ndarray]) -> float:
+    def loss(weights):
         h = x.astype(np.float64)
         q, k, v = (np.einsum("bsm,mhd->bshd", norm(h), weights[n]) for n in "qkv")
         k, v = (np.repeat(t, 2, axis=2) for t in (k, v))
@@ -170,7 +168,7 @@ def test_the_layer_of_jax_by_the_formula() -> None:
         assert slope == pytest.approx((up - down) / 2e-5, rel=0, abs=1e-4 * size)
 
 
-def test_the_layer_of_numpy_is_gpt_neox() -> None:
+def test_the_layer_of_numpy_is_gpt_neox():
     example = load("neox_numpy")
     pytest.importorskip("transformers")
     import torch
@@ -198,7 +196,7 @@ def test_the_layer_of_numpy_is_gpt_neox() -> None:
     np.testing.assert_allclose(result, expected.numpy(), rtol=0, atol=1e-4)
 
 
-def test_patches_turn_by_row_and_column() -> None:
+def test_patches_turn_by_row_and_column():
     """In float64, each half of a head by itself, and the class token not at all."""
     example = load("vit_torch")
     import torch

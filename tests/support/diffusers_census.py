@@ -5,7 +5,7 @@ import inspect
 import math
 import pkgutil
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ _EMBEDDING = re.compile(r"\w*(Rotary|Rope|RoPE)\w*|\w*EmbedND\d?|\w+[a-z\d]PosEm
 _FUNCTION = re.compile(r"_?apply_\w*(rotary|rope)\w*|rope_apply")
 
 
-def modules() -> Iterator[Any]:
+def modules():
     yield importlib.import_module("diffusers.models.attention_processor")
     yield importlib.import_module("diffusers.models.embeddings")
     for name in _PACKAGES:
@@ -29,7 +29,7 @@ def modules() -> Iterator[Any]:
             yield importlib.import_module(f"{package.__name__}.{entry.name}")
 
 
-def _list_classes() -> Iterator[tuple[str, type]]:
+def _list_classes():
     """Yield the classes of these modules, and the prefix that tells their names apart."""
     for module in modules():
         for value in list(vars(module).values()):
@@ -37,7 +37,7 @@ def _list_classes() -> Iterator[tuple[str, type]]:
                 yield module.__name__.rpartition(".")[2], value
 
 
-def embeddings() -> dict[str, type]:
+def embeddings():
     return {
         f"{prefix}.{kind.__name__}": kind
         for prefix, kind in _list_classes()
@@ -45,7 +45,7 @@ def embeddings() -> dict[str, type]:
     }
 
 
-def methods() -> dict[str, type]:
+def methods():
     """Return the classes with a method that calls a function that rotates, by the method's name."""
     return {
         f"{prefix}.{member.__qualname__}": kind
@@ -57,7 +57,7 @@ def methods() -> dict[str, type]:
     }
 
 
-def _names(code: Any) -> Iterator[str]:
+def _names(code):
     yield from (*code.co_names, *code.co_varnames, *code.co_cellvars)
     for constant in code.co_consts:
         if inspect.iscode(constant):
@@ -71,7 +71,7 @@ class SmallModule(NamedTuple):
     config: dict[str, Any]
 
 
-def _make(fields: dict[str, Any], model: str, **config: Any) -> SmallModule:
+def _make(fields, model, **config):
     """Return a row of a model, whose class ends in Transformer2DModel unless it has an end."""
     name = model if "Transformer" in model else f"{model}Transformer2DModel"
     return SmallModule(fields, {"_class_name": name, **config})
@@ -96,24 +96,24 @@ _HEAD = {"attention_head_dim": 16}
 _SECTIONS = {"mrope_section": (6, 3, 3)}
 
 
-def _ids(model: str, base: float = 10000.0) -> SmallModule:
+def _ids(model, base=10000.0):
     return _make({"theta": base, "axes_dim": _AXES}, model, **_FLUX, rope_theta=base)
 
 
-def _wan(model: str, head_dim: int = 16) -> SmallModule:
+def _wan(model, head_dim=16):
     size = {"attention_head_dim": head_dim}
     return _make(_WAN | size, model + _3D, **size)
 
 
-def _hunyuan(model: str) -> SmallModule:
+def _hunyuan(model):
     return _make(_HUNYUAN, model + _3D, rope_axes_dim=_AXES, rope_theta=256.0)
 
 
-def _kandinsky(model: str) -> SmallModule:
+def _kandinsky(model):
     return _make(_KANDINSKY, model + _3D, axes_dims=_AXES)
 
 
-_TRANSFORMERS: dict[str, SmallModule] = {
+_TRANSFORMERS = {
     "flux.FluxPosEmbed": _ids("Flux"),
     "flux2.Flux2PosEmbed": _make({"theta": 2000, "axes_dim": _FOUR}, "Flux2", axes_dims_rope=_FOUR),
     "flux3.Flux3PosEmbed": _make(
@@ -181,7 +181,7 @@ SMALL = {f"transformer_{name}": row for name, row in _TRANSFORMERS.items()}
 SMALL["controlnet_z_image.RopeEmbedder"] = _Z_IMAGE
 """Rotary modules whose tables rope_xp makes, by their class."""
 
-NO_PAIRS: dict[str, str] = {
+NO_PAIRS = {
     "embeddings.FluxPosEmbed": "a name that is deprecated, which makes one of transformer_flux",
     "transformer_ernie_image.ErnieImageEmbedND3": "gives the halves of a pair two angles",
     "transformer_mochi.MochiRoPE": "learned, a set of frequencies for each head",
@@ -230,25 +230,25 @@ class FrequencyList(scaling.Scaling):
 
     series: tuple[float, ...]
 
-    def frequencies(self, base: float, rotary_dim: int) -> np.ndarray:
+    def frequencies(self, base, rotary_dim):
         return np.array(self.series)
 
 
-def _angles(module: Any) -> tuple[Any, Any]:
+def _angles(module):
     angles = module(_TOKENS, _CPU)[:, :4]
     return angles.cos(), angles.sin()
 
 
-def _pick(index: Any, *arguments: Any) -> Callable[[Any], tuple[Any, Any]]:
+def _pick(index, *arguments):
     """Return a function that calls a module and takes a part of its cos and sin."""
-    return lambda module: tuple(table[index] for table in module(*arguments))  # type: ignore[return-value]  # two
+    return lambda module: tuple(table[index] for table in module(*arguments))
 
 
-def _all_axes(table: Any) -> tuple[Any, Any]:
+def _all_axes(table):
     return table[:_TOKENS].real, table[:_TOKENS].imag
 
 
-def _ltx_rope(steps: int) -> RoPE:
+def _ltx_rope(steps):
     """Return frequencies that rise, dealt out to three axes, behind a pair that never turns."""
     rising = [10000.0 ** (j / (steps - 1)) * math.pi / 2 for j in range(steps)]
     series = (0.0, *(f for f in rising for _ in range(3)))
@@ -259,30 +259,30 @@ _COORDINATES = torch.tensor([[3.0, 7.5, 12.0], [64.0, 512.0, 1800.0], [100.0, 3.
 _FRACTIONS = 2 * _COORDINATES[0].double().numpy() / [[20.0], [2048.0], [2048.0]] - 1
 
 
-def _hand_ltx(compute: Callable[[Any], Any]) -> Hand:
+def _hand_ltx(compute):
     """Angles reach 15,708 in float32, which is all that the modules know."""
     return Hand(
         {"dim": 20},
-        lambda m: tuple(table[0, :, ::2] for table in compute(m)),  # type: ignore[arg-type, return-value]  # two
+        lambda m: tuple(table[0, :, ::2] for table in compute(m)),
         _ltx_rope(3),
         _FRACTIONS,
         5e-3,
     )
 
 
-def _mask_of_image(module: Any) -> tuple[Any, Any]:
+def _mask_of_image(module):
     # Two tokens of text, an image of 2 x 3, and one more of text.
     mask = torch.tensor([False] * 2 + [True] * 6 + [False])
     table = module([(1, 2, 3)], mask, _CPU)
     return table.real, table.imag
 
 
-def _around_an_image() -> np.ndarray:
+def _around_an_image():
     image = positions.video(1, 2, 3, start=(2, 0, 0), centre=True)
     return np.concatenate([positions.text(2, 3), image, positions.text(1, 3, start=5)], axis=1)
 
 
-def _of_decoder(module: Any) -> tuple[Any, Any]:
+def _of_decoder(module):
     """Return the tables by which it rotates x: what it makes of ones and zeros."""
     x = torch.zeros(1, 2, 3, 2, 1, 16)
     x[..., ::2] = 1.0
@@ -295,7 +295,7 @@ _SHORT, _LONG = [1.0, 1.5, 2.0, 2.5], [2.0, 3.0, 4.0, 5.0]
 _AT_LINE = (torch.zeros(1), torch.arange(_TOKENS)[None])
 _THIRDS = RoPE.axial((8, 4, 4))
 
-BY_HAND: dict[str, Hand] = {
+BY_HAND = {
     "transformer_stable_audio3.StableAudio3RotaryEmbedding": Hand(
         {"dim": 8}, _angles, RoPE(), _LINE
     ),

@@ -6,7 +6,6 @@ python tests/support/layer_shards.py FOLDER RANK
 import sys
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,23 +22,22 @@ POSITIONS = 1_000_000 + torch.arange(6)
 
 
 class Block(torch.nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.q, self.k = torch.nn.Linear(32, 64, bias=False), torch.nn.Linear(32, 32, bias=False)
         self.rotary = Rotary(ROPE)
 
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, x):
         q, k = (layer(x).unflatten(-1, (-1, 16)) for layer in (self.q, self.k))
-        rotated: tuple[torch.Tensor, torch.Tensor] = self.rotary(q, k, POSITIONS)
-        return rotated
+        return self.rotary(q, k, POSITIONS)
 
 
-def assert_same(rotated: Any, expected: Any) -> None:
+def assert_same(rotated, expected):
     for ours, theirs in zip(rotated, expected, strict=True):
         assert torch.equal(ours, theirs)
 
 
-def fsdp(mesh: object) -> None:
+def fsdp(mesh):
     """Made on meta, sharded layer by layer, emptied, loaded: outputs and gradients stay."""
     torch.manual_seed(0)
     whole, x = Block(), torch.randn(2, 6, 32)
@@ -64,7 +62,7 @@ def fsdp(mesh: object) -> None:
     )
 
 
-def learned(mesh: object) -> None:
+def learned(mesh):
     """Frequencies to learn, sharded apart from layers in bfloat16, keep float32."""
     plain = RoPE(layout="half")
     torch.manual_seed(0)
@@ -101,7 +99,7 @@ def learned(mesh: object) -> None:
     assert grad.abs().max() > 0
 
 
-def main(folder: Path, rank: int) -> None:
+def main(folder, rank):
     torch.set_num_threads(1)
     store = {"init_method": f"file://{folder / 'store'}", "timeout": timedelta(seconds=60)}
     dist.init_process_group("gloo", rank=rank, world_size=2, **store)
