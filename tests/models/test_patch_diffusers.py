@@ -1,14 +1,11 @@
 """The rotation of diffusers' transformers, handed to rope_xp and taken back."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import importlib
 import inspect
 import pickle
 import re
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -21,16 +18,14 @@ from diffusers.models.transformers import transformer_flux as flux_module
 from diffusers.models.transformers import transformer_wan as wan_module
 from support.diffusion_models import SMALL, call_model, flux, hidream, wan, z_image
 from support.exhaustive import exhaustive
+from support.patched import is_ours, refuse
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from rope_xp import Angles, RopeError
+from rope_xp import Angles
 from rope_xp.integrations import _classes, _formats, _norms
 from rope_xp.integrations._diffusion import rotations
 from rope_xp.integrations.diffusers import patch, unpatch
-
-if TYPE_CHECKING:
-    pass
 
 # Float32 of a few layers, with outputs of 1 to 5 in modulus: the model's own rounding.
 OUTPUTS = 2e-5
@@ -44,19 +39,6 @@ def models(*names):
 
 # Where a test is about tables: cos and sin, complex numbers, and matrices.
 few = models("flux", "z_image", "hidream")
-
-
-@pytest.fixture(autouse=True)
-def rotated(monkeypatch):
-    axes = []
-    rotate = Angles.rotate
-
-    def count(angles, x, **options):
-        axes.append(options["axes"])
-        return rotate(angles, x, **options)
-
-    monkeypatch.setattr(Angles, "rotate", count)
-    return axes
 
 
 def output(model, arguments):
@@ -82,39 +64,32 @@ class Forbidding(TorchDispatchMode):
 
 
 @models(*(s.name for s in SMALL if s.name not in ("cosmos", "qwen_image")))
-def test_outputs(small, rotated, monkeypatch):
+def test_patched_model_has_its_outputs_without_float64(small, monkeypatch):
     model, arguments = small.make()
     before = output(model, arguments)
     if small.name == "flux":
         with pytest.raises(AssertionError, match="float64"), Forbidding():
             output(model, arguments)
     assert patch(model) is model
-    rotated.clear()
-    assert (output(model, arguments) - before).abs().max() < OUTPUTS
-    assert rotated  # rope_xp rotates, and both q and k
-    assert len(rotated) % 2 == 0
-    with Forbidding():  # and has no float64 on the device for it
-        output(model, arguments)
+    assert is_ours(output, model, arguments)
+    with Forbidding():
+        assert (output(model, arguments) - before).abs().max() < OUTPUTS
     with monkeypatch.context() as context:  # what it rotates is no small part of the outputs
         context.setattr(Angles, "rotate", lambda _, x, **__: x)
         assert (output(model, arguments) - before).abs().max() > 1e-3
-    with pytest.raises(RopeError, match="patched already"):
-        patch(model)
+    refuse(patch, model, "patched already")
     unpatch(unpatch(model))  # the second changes nothing
-    rotated.clear()
     assert torch.equal(output(model, arguments), before)
-    assert not rotated
+    assert not is_ours(output, model, arguments)
 
 
 @models("flux", "qwen_image", "wan")
-def test_norms(small, monkeypatch):
+def test_patched_norms_keep_outputs_or_are_refused(small, monkeypatch):
     model, arguments = small.make()
     keys, before = list(model.state_dict()), output(model, arguments)
     if small.name not in ("flux", "qwen_image", "z_image"):
         message = "norm_q .* norm spans heads" if small.name == "wan" else "no layer of"
-        with pytest.raises(RopeError, match=message):
-            patch(model, norm=True)
-        assert not any(map(_classes.is_patched, model.modules()))
+        refuse(patch, model, message, norm=True)
         return
     patch(model, norm=True)
     found = {path for path, m in model.named_modules() if "norm" in path and _classes.is_patched(m)}
@@ -129,7 +104,7 @@ def test_norms(small, monkeypatch):
 
 
 @few
-def test_gradients(small):
+def test_patched_model_has_its_gradients(small):
     model, arguments = small.make()
     before = gradients(model, arguments)
     for ours, theirs in zip(gradients(patch(model), arguments), before, strict=True):
@@ -137,7 +112,7 @@ def test_gradients(small):
 
 
 @models("flux", "wan", "z_image", "cosmos", "qwen_image")
-def test_on_the_meta_device(small):
+def test_patched_model_runs_on_the_meta_device(small):
     if small.name == "hidream":
         pytest.skip("it counts the tokens of each expert, which takes their values")
     model, arguments = small.make()
@@ -153,7 +128,7 @@ def test_on_the_meta_device(small):
     ("make", "backend"),
     [(wan, "eager"), *(exhaustive(make, "aot_eager") for make in (flux, wan, z_image, hidream))],
 )
-def test_compiled(make, backend):
+def test_patched_model_compiled_has_its_outputs(make, backend):
     model, arguments = make()
     before = output(model, arguments)
     patch(model)
@@ -163,7 +138,7 @@ def test_compiled(make, backend):
 
 
 @few
-def test_bfloat16(small):
+def test_patched_model_in_bfloat16_is_as_near_to_the_truth_as_before(small):
     model, arguments = small.make()
     exact = output(model, arguments)
     model.to(torch.bfloat16)
@@ -176,20 +151,18 @@ def test_bfloat16(small):
     assert ours < 1.5 * theirs + 1e-3
 
 
-def test_copies_and_pickles(rotated):
+def test_copies_and_pickles_of_a_patched_model_are_patched():
     model, arguments = wan()
     before = output(patch(model), arguments)
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        rotated.clear()
         assert torch.equal(output(other, arguments), before)
-        assert rotated
+        assert is_ours(output, other, arguments)
         assert type(other.blocks[0].attn1.processor) is type(model.blocks[0].attn1.processor)
         unpatch(other)
     assert list(model.state_dict()) == list(wan()[0].state_dict())
 
 
-def test_what_a_patch_leaves_as_it_is(rotated):
-    """Other models, functions, names, and processors that are set later."""
+def test_patch_leaves_other_models_functions_names_and_processors_set_later():
     function = flux_module.apply_rotary_emb
     (model, arguments), (other, _) = flux(), flux()
     processor = model.transformer_blocks[0].attn.processor
@@ -198,12 +171,11 @@ def test_what_a_patch_leaves_as_it_is(rotated):
     assert flux_module.apply_rotary_emb is function
     assert isinstance(processor, flux_module.FluxAttnProcessor)
     assert (type(processor).__name__, inspect.signature(processor.__call__)) == before
-    rotated.clear()
     expected = output(other, arguments)
-    assert not rotated
+    assert not is_ours(output, other, arguments)
     model.set_attn_processor(flux_module.FluxAttnProcessor())
     assert (output(model, arguments) - expected).abs().max() < OUTPUTS
-    assert not rotated
+    assert not is_ours(output, model, arguments)
     unpatch(model)
 
 
@@ -214,29 +186,27 @@ def test_what_a_patch_leaves_as_it_is(rotated):
         (wan, wan_module, "dispatch_attention_fn", True),
     ],
 )
-def test_what_replaces_a_function_later_is_called(
-    make, module, name, rotates, rotated, monkeypatch
+def test_patched_model_calls_what_replaces_a_function_later(
+    make, module, name, rotates, monkeypatch
 ):
     model, arguments = make()
     before = output(patch(model), arguments)
     function, calls = getattr(module, name), []
 
     @functools.wraps(function)
-    def count(*arguments, **options):
+    def record(*arguments, **options):
         calls.append(arguments)
         return function(*arguments, **options)
 
-    monkeypatch.setattr(module, name, count)
-    rotated.clear()
+    monkeypatch.setattr(module, name, record)
     assert (output(model, arguments) - before).abs().max() < OUTPUTS
     assert calls
-    assert bool(rotated) is rotates
+    assert is_ours(output, model, arguments) is rotates
     patch(unpatch(model))  # as the module is now
     calls.clear()
-    rotated.clear()
     output(model, arguments)
-    assert rotated
     assert bool(calls) is rotates
+    assert is_ours(output, model, arguments)
 
 
 PROCESSORS = {"wan": "Wan", "wan_animate": "Wan", "chronoedit": "Wan", "skyreels_v2": "SkyReelsV2"}
@@ -247,7 +217,7 @@ def replace_processor(processor):
     processor.__class__ = _classes.load_rotating(type(processor), rotations.build_replacement)
 
 
-def test_keys_of_an_image_are_not_rotated(rotated):
+def test_patched_processor_leaves_keys_of_an_image():
     attention = wan_module.WanAttention(**SIZES, added_kv_proj_dim=32)
     processor = wan_module.WanAttnProcessor()
     x, context = torch.randn(1, 512, 32), torch.randn(1, 6 + 512, 32)  # 6 tokens of an image
@@ -257,12 +227,11 @@ def test_keys_of_an_image_are_not_rotated(rotated):
         theirs = processor(attention, x, context, rotary_emb=tables)
         replace_processor(processor)
         ours = processor(attention, x, context, rotary_emb=tables)
-    assert len(rotated) == 2
     assert (ours - theirs).abs().max() < 1e-6
 
 
 @pytest.mark.parametrize("name", [*PROCESSORS, "kandinsky"])
-def test_processors_that_define_their_rotation(name, rotated):
+def test_patched_processor_that_defines_its_rotation_rotates(name):
     module = importlib.import_module(f"diffusers.models.transformers.transformer_{name}")
     kind = PROCESSORS.get(name, "Kandinsky5")
     sizes = SIZES if name in PROCESSORS else {"num_channels": 32, "head_dim": 16}
@@ -272,18 +241,22 @@ def test_processors_that_define_their_rotation(name, rotated):
     form = "neighbours" if name in PROCESSORS else "matrices"
     tables = _formats.unwrap(_formats.write(angles.cos(), angles.sin(), form))
     x = torch.randn((2, 6, 32), generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        theirs, plain = processor(attention, x, rotary_emb=tables), processor(attention, x)
-        replace_processor(processor)
-        ours = processor(attention, x, rotary_emb=tables)
-        assert len(rotated) == 2  # q and k
-        assert torch.equal(processor(attention, x), plain)  # without tables nothing is rotated
+
+    def run(**options):
+        with torch.no_grad():
+            return processor(attention, x, **options)
+
+    theirs, plain = run(rotary_emb=tables), run()
+    replace_processor(processor)
+    ours = run(rotary_emb=tables)
+    assert is_ours(lambda: run(rotary_emb=tables))
+    assert torch.equal(run(), plain)  # without tables nothing is rotated
     # Kandinsky's own function rounds to bfloat16.
     assert (ours - theirs).abs().max() < (2e-2 if name == "kandinsky" else 1e-6)
     assert (ours - plain).abs().max() > 1e-2
 
 
-def test_positions_beyond_what_the_model_has_tables_for():
+def test_patched_model_takes_positions_beyond_its_own_tables():
     model, _ = z_image()
     ids = torch.tensor([[1_000_003, 5, 31]])
     with pytest.raises(IndexError):
@@ -295,17 +268,9 @@ def test_positions_beyond_what_the_model_has_tables_for():
 
 
 HEADS = {"num_attention_heads": 2, "attention_head_dim": 8, "num_layers": 1, "in_channels": 4}
-WIDTHS = {"pooled_projection_dim": 8}
-
-
-def mochi():
-    widths = {**WIDTHS, "text_embed_dim": 8, "time_embed_dim": 8, "max_sequence_length": 8}
-    return diffusers.MochiTransformer3DModel(**HEADS, **widths)
-
-
-def sd3():
-    widths = {**WIDTHS, "joint_attention_dim": 8, "caption_projection_dim": 16, "sample_size": 8}
-    return diffusers.SD3Transformer2DModel(**HEADS, **widths)
+WIDTHS = {**HEADS, "pooled_projection_dim": 8}
+MOCHI = {**WIDTHS, "text_embed_dim": 8, "time_embed_dim": 8, "max_sequence_length": 8}
+SD3 = {**WIDTHS, "joint_attention_dim": 8, "caption_projection_dim": 16, "sample_size": 8}
 
 
 def wrong_wan():
@@ -317,21 +282,16 @@ def wrong_wan():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (mochi, "MochiTransformer3DModel.*learned"),
-        (sd3, "SD3Transformer2DModel.*is unknown or does not rotate"),
+        (lambda: diffusers.MochiTransformer3DModel(**MOCHI), "MochiTransformer3DModel.*learned"),
+        (
+            lambda: diffusers.SD3Transformer2DModel(**SD3),
+            "SD3Transformer2DModel.*is unknown or does not rotate",
+        ),
         (wrong_wan, "rope .WanRotaryPosEmbed.: its tables are not those"),
     ],
 )
-def test_refused_by_name(make, message):
-    model = make()
-    classes = [type(module) for module in model.modules()]
-    with pytest.raises(RopeError, match=message):
-        patch(model)
-    assert [type(module) for module in model.modules()] == classes
-
-
-def scale(x, *_, **__):
-    return x * 0.5
+def test_patch_refuses_by_name(make, message):
+    refuse(patch, make(), message)
 
 
 def need_more(x, tables, positions, sequence_dim=2):
@@ -341,12 +301,12 @@ def need_more(x, tables, positions, sequence_dim=2):
 @pytest.mark.parametrize(
     ("function", "known", "message"),
     [
-        (scale, True, "does not rotate pairs by cos and sin of one angle"),
+        (lambda x, *_, **__: x * 0.5, True, "does not rotate pairs by cos and sin of one angle"),
         (need_more, True, "FluxAttnProcessor.*takes other arguments now.*positions"),
-        (scale, False, "FluxAttnProcessor.*does not know .*apply_rotary_emb"),
+        (lambda x, *_, **__: x * 0.5, False, "FluxAttnProcessor.*does not know .*apply_rotary_emb"),
     ],
 )
-def test_other_functions_are_refused(function, known, message, monkeypatch):
+def test_patch_refuses_other_functions(function, known, message, monkeypatch):
     model, _ = flux()
 
     def other(*args, **options):
@@ -355,5 +315,4 @@ def test_other_functions_are_refused(function, known, message, monkeypatch):
     if known:
         functools.update_wrapper(other, flux_module.apply_rotary_emb)
     monkeypatch.setattr(flux_module, "apply_rotary_emb", other)
-    with pytest.raises(RopeError, match=message):
-        patch(model)
+    refuse(patch, model, message)
