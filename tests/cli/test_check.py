@@ -79,7 +79,7 @@ def run_check(capsys, *arguments):
         ("in_float32", 0, "no fault, but cos and sin are off by more than 1e-2 from position"),
     ],
 )
-def test_a_function(name, status, expected, capsys):
+def test_function_is_checked_and_faults_set_the_status(name, status, expected, capsys):
     actual, out, _ = run_check(capsys, f"rotates_by_hand:{name}", "--head-dim", "32")
     assert actual == status
     assert expected in out
@@ -94,7 +94,7 @@ def test_a_function(name, status, expected, capsys):
         ("by_tables", ". It takes cos and sin: pass --tables package.module:function, which"),
     ],
 )
-def test_a_function_that_cannot_be_called_is_told_of_by_its_first_error(name, advice, capsys):
+def test_function_that_cannot_be_called_is_told_of_by_its_first_error(name, advice, capsys):
     status, _, error = run_check(capsys, f"rotates_by_hand:{name}", "--axes", "bshd")
     arrays = "q, k" if name == "rotate" else "x"
     start = f"check: could not call {name} with {arrays} of shape (b, s, h, 128); "
@@ -104,7 +104,7 @@ def test_a_function_that_cannot_be_called_is_told_of_by_its_first_error(name, ad
     assert len(error) < 400
 
 
-def test_a_numpy_function_and_a_configuration_import_no_framework(tmp_path):
+def test_check_of_a_numpy_function_and_a_configuration_imports_no_framework(tmp_path):
     write_config(tmp_path, LLAMA)
     code = (
         "import sys; from rope_xp.__main__ import main\n"
@@ -117,7 +117,7 @@ def test_a_numpy_function_and_a_configuration_import_no_framework(tmp_path):
     assert process.returncode == 0, process.stderr
 
 
-def test_a_function_of_tables(capsys):
+def test_function_of_tables_is_checked_beside_its_tables(capsys):
     named = ["rotates_by_hand:by_tables", "--tables", "rotates_by_hand:tables"]
     status, out, _ = run_check(capsys, *named, "--head-dim", "32", "--library", "numpy", "--json")
     report = json.loads(out)
@@ -129,7 +129,7 @@ def test_a_function_of_tables(capsys):
     assert report["faults"] == report["differences"] == []
 
 
-def test_a_function_that_is_no_rotation(capsys):
+def test_function_that_is_no_rotation_is_an_error(capsys):
     named = ["rotates_by_hand:scaled", "--head-dim", "32"]
     status, _, error = run_check(capsys, *named)
     assert status == 1
@@ -138,7 +138,7 @@ def test_a_function_that_is_no_rotation(capsys):
     assert error == f"check: {faults[0]}\n"
 
 
-def test_a_function_beside_a_configuration(tmp_path, capsys):
+def test_function_beside_a_configuration_differs_from_it(tmp_path, capsys):
     plain = {**LLAMA, "head_dim": 32, "rope_scaling": None}
     write_config(tmp_path, plain)
     arguments = ["rotates_by_hand:rotate", "--head-dim", "32", "--config", "config.json"]
@@ -149,7 +149,7 @@ def test_a_function_beside_a_configuration(tmp_path, capsys):
     assert "differences from config.json:\n- base is 500000, and not 10000" in out
 
 
-def test_a_plot(tmp_path, capsys):
+def test_check_plot_writes_a_picture(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     arguments = ["rotates_by_hand:rotate", "--head-dim", "32", "--plot", "rotate.svg"]
     assert run_check(capsys, *arguments)[0] == 0
@@ -157,7 +157,7 @@ def test_a_plot(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("target", ["rotates_by_hand:leave", "leaves_at_once:rotate"])
-def test_a_target_that_exits_is_no_pass(target, tmp_path, capsys):
+def test_target_that_ends_the_program_is_no_pass(target, tmp_path, capsys):
     (tmp_path / "leaves_at_once.py").write_text("raise SystemExit(0)")
     status, out, error = run_check(capsys, target)
     assert (status, out) == (2, "")
@@ -173,7 +173,7 @@ def test_a_target_that_exits_is_no_pass(target, tmp_path, capsys):
         ("rotates_by_hand:INV", "function must be callable; got ndarray"),
     ],
 )
-def test_targets_that_are_none(target, message, capsys):
+def test_target_that_is_none_is_an_error(target, message, capsys):
     status, _, error = run_check(capsys, target)
     assert status == 1
     assert message in error
@@ -187,7 +187,7 @@ def write_config(folder, config):
     return str(folder)
 
 
-def test_a_configuration_that_is_right(tmp_path, capsys):
+def test_configuration_that_is_right_passes(tmp_path, capsys):
     folder = write_config(tmp_path, LLAMA)
     status, out, _ = run_check(capsys, folder)
     assert status == 0
@@ -195,7 +195,7 @@ def test_a_configuration_that_is_right(tmp_path, capsys):
     assert "--weights checks them\nresult:      nothing is wrong" in out
 
 
-def test_a_configuration_that_is_odd_or_wrong(tmp_path, capsys):
+def test_configuration_that_is_odd_is_a_warning_and_a_wrong_one_an_error(tmp_path, capsys):
     folder = write_config(tmp_path, with_rule(LLAMA, original_max_position_embeddings=None))
     status, out, _ = run_check(capsys, folder)
     assert status == 0
@@ -208,7 +208,7 @@ def test_a_configuration_that_is_odd_or_wrong(tmp_path, capsys):
     assert "rope_type 'warp' is not known" in out
 
 
-def test_the_script_is_declared():
+def test_script_rope_xp_is_declared():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["scripts"] == {"rope-xp": "rope_xp.__main__:main"}
     assert callable(cli.main)

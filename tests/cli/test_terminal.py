@@ -48,7 +48,7 @@ def read_terminal(*arguments):
 
 
 @pytest.mark.exhaustive
-def test_lines_fit_80_columns():
+def test_printed_lines_of_every_command_fit_80_columns():
     """One process runs all commands, as a start takes longer than they do."""
     helps = [["--help"], *([name, "--help"] for name in COMMANDS)]
     inspected = [["inspect", str(path)] for path in CONFIGS]
@@ -64,7 +64,7 @@ def test_lines_fit_80_columns():
     assert any(line.startswith("llvmlite: not installed (pip install") for line in lines)
 
 
-def test_info_fits_80_columns(monkeypatch, capsys):
+def test_info_with_long_reasons_fits_80_columns(monkeypatch, capsys):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "80")
     reason = "a reason of more words than fit beside the name of its path, " * 2
@@ -73,13 +73,13 @@ def test_info_fits_80_columns(monkeypatch, capsys):
     assert main(["info"]) == 0
     printed = capsys.readouterr().out
     assert reason.strip() in " ".join(printed.split())
-    lines = printed.splitlines()
-    assert [line for line in lines if len(line) > 80] == []
+    assert max(map(len, printed.splitlines())) <= 80
 
 
 def test_info_says_first_what_is_missing(monkeypatch):
-    rows = {"cupy": {**info.EMPTY, "problem": "not installed (pip install x)"}}
+    missing = {**info.EMPTY, "problem": "not installed (pip install x)"}
     present = {**info.EMPTY, "version": "1.0", "devices": ["cpu"]}
+    rows = {"cupy": missing}
     monkeypatch.setattr(info, "_describe_library", lambda library: rows.get(library.name, present))
     names = [name for name, _ in info._format_report(info.build_report())]
     assert names.index("cupy") < names.index("numpy")
@@ -89,7 +89,7 @@ def test_info_says_first_what_is_missing(monkeypatch):
     ("arguments", "unbuffered"),
     [(["inspect", PHI3], {}), (["--help"], {}), (["inspect", PHI3], {"PYTHONUNBUFFERED": "1"})],
 )
-def test_a_reader_that_goes_away(arguments, unbuffered):
+def test_command_whose_reader_goes_away_ends_as_by_sigpipe(arguments, unbuffered):
     command = [sys.executable, "-W", "error", "-m", "rope_xp", *arguments]
     # Unbuffered, printing fails before the end; argparse would ignore the error of its own.
     env = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
@@ -141,7 +141,7 @@ def test_names_of_files_steer_no_terminal(tmp_path, monkeypatch, capsys):
     assert printed.count("title") >= 4
 
 
-def test_long_texts_are_cut(tmp_path, capsys):
+def test_long_texts_of_a_file_are_cut(tmp_path, capsys):
     file = tmp_path / "config.json"
     file.write_text(json.dumps({**LLAMA, "rope_" + "x" * 10**6: 1}))
     assert main(["inspect", str(file)]) == 0
@@ -152,7 +152,7 @@ def test_long_texts_are_cut(tmp_path, capsys):
     ("argument", "start"),
     [("--help", "usage: rope-xp [-h] [--version] COMMAND"), ("--version", None)],
 )
-def test_the_script(argument, start, monkeypatch, capsys):
+def test_script_rope_xp_prints_its_help_and_version(argument, start, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["/usr/bin/rope-xp", argument])
     with pytest.raises(SystemExit) as stop:
         main()

@@ -30,7 +30,7 @@ def save(folder, **keys):
     return folder
 
 
-def test_findings_of_a_loaded_model(tmp_path, capsys):
+def test_check_weights_reports_the_findings_of_the_loaded_model(tmp_path, capsys):
     status, out, _ = run_check(capsys, save(tmp_path))
     assert status == 0
     assert "frequency buffers, cos and sin up to position 131071" in " ".join(out.split())
@@ -43,7 +43,7 @@ def test_findings_of_a_loaded_model(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("name", ["shard.safetensors", "shard.bin", "../shard.safetensors"])
-def test_only_safetensors_in_the_folder_are_read(name, tmp_path, capsys):
+def test_check_weights_reads_safetensors_in_the_folder_alone(name, tmp_path, capsys):
     folder = save(tmp_path / "model")
     file, shard = folder / "model.safetensors", folder / name
     tensors = load_file(file)
@@ -63,7 +63,7 @@ def test_only_safetensors_in_the_folder_are_read(name, tmp_path, capsys):
     assert (status, message in error) == (1, True)
 
 
-def test_code_and_kernels_that_a_configuration_names_are_not_run(tmp_path, capsys):
+def test_check_weights_runs_no_code_or_kernel_that_a_configuration_names(tmp_path, capsys):
     folder = save(
         tmp_path,
         attn_implementation="somebody/kernels@main:attention",
@@ -78,7 +78,7 @@ def test_code_and_kernels_that_a_configuration_names_are_not_run(tmp_path, capsy
 
 
 @pytest.mark.parametrize("event", ["socket.connect", "open"])
-def test_a_model_that_asks_for_network_or_pickles_is_refused(event, tmp_path, monkeypatch):
+def test_check_weights_refuses_a_model_that_uses_network_or_pickles(event, tmp_path, monkeypatch):
     save(tmp_path)
     (tmp_path / "model.bin").touch()
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -96,7 +96,7 @@ def test_a_model_that_asks_for_network_or_pickles_is_refused(event, tmp_path, mo
         ask()  # afterwards, all is as it was
 
 
-def test_values_of_files_that_transformers_rejects_are_escaped(tmp_path, capsys):
+def test_check_weights_escapes_values_that_transformers_rejects(tmp_path, capsys):
     status, out, error = run_check(capsys, save(tmp_path, vocab_size="\x1b[2J"))
     assert (status, "\x1b" in out + error) == (1, False)
     assert f"check: {tmp_path}: transformers cannot load it: " in error

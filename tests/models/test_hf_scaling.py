@@ -8,6 +8,7 @@ import pickle
 import numpy as np
 import pytest
 from support.configs import BASE, CONTEXT, LLAMA, SCALINGS, SIZES, YARN, list_spellings, longrope
+from support.inspected import REAL
 
 from rope_xp import from_hf_config
 
@@ -53,7 +54,7 @@ def assert_as_transformers(raw):
         if (model, name) != ("deepseek_v3", "proportional")  # its head_dim has two meanings
     ],
 )
-def test_every_scaling_in_every_spelling(model, name, keys):
+def test_every_scaling_in_every_spelling_is_that_of_transformers(model, name, keys):
     raw = {"model_type": model, **SIZES}
     if model == "deepseek_v3":
         raw["qk_rope_head_dim"] = 64
@@ -138,8 +139,12 @@ OLD = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("raw", OLD.values(), ids=OLD)
-def test_old_names(raw):
+PARTS = {name: config.get("text_config", config) for name, config in REAL.items()}
+FILES = {k: v for k, v in PARTS.items() if "model_type" in v and "mrope" not in str(v)}
+
+
+@pytest.mark.parametrize("raw", [*OLD.values(), *FILES.values()], ids=[*OLD, *FILES])
+def test_old_names_and_real_files_give_the_frequencies_of_transformers(raw):
     assert_as_transformers({**SIZES, **raw})
 
 
@@ -153,7 +158,7 @@ MROPE = {
 
 
 @pytest.mark.parametrize(("model", "sections"), MROPE.values(), ids=MROPE)
-def test_positions_of_three_components(model, sections):
+def test_rope_of_mrope_rotates_as_transformers(model, sections):
     raw = {"model_type": model, **SIZES, "head_dim": 64}
     raw["rope_parameters"] = {"rope_type": "default", "rope_theta": BASE, "mrope_section": sections}
     module, file = rotary_module(raw)
