@@ -29,25 +29,17 @@ def replace_forward(module):
 @pytest.mark.parametrize(
     ("message", "change"),
     [
-        (
-            r"model.rotary_emb \(LlamaRotaryEmbedding\).*its buffer holds \[1.00",
-            lambda model: model.rotary_emb.inv_freq.mul_(1.001),
-        ),
-        (
-            "gives attention factor 1.0, it has 1.5",
-            lambda model: setattr(model.rotary_emb, "attention_scaling", 1.5),
-        ),
-        (
-            r"model\.rotary_emb .*something has replaced its forward",
-            lambda model: replace_forward(model.rotary_emb),
-        ),
-        (
-            r"layers\.1\.self_attn .*something has replaced its forward",
-            lambda model: replace_forward(model.layers[1].self_attn),
-        ),
+        (r"model.rotary_emb \(LlamaRotaryEmbedding\).*its buffer holds \[1.00",
+         lambda model: model.rotary_emb.inv_freq.mul_(1.001)),
+        ("gives attention factor 1.0, it has 1.5",
+         lambda model: setattr(model.rotary_emb, "attention_scaling", 1.5)),
+        (r"model\.rotary_emb .*something has replaced its forward",
+         lambda model: replace_forward(model.rotary_emb)),
+        (r"layers\.1\.self_attn .*something has replaced its forward",
+         lambda model: replace_forward(model.layers[1].self_attn)),
         ("patched already; unpatch it first", patch),
     ],
-)
+)  # fmt: skip
 def test_patch_refuses_a_module_that_was_changed(message, change):
     model = make("llama")
     change(model.model)

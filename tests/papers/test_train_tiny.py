@@ -35,7 +35,7 @@ def some_tokens(length=40, batch=2):
 
 
 @pytest.mark.exhaustive
-def test_text_is_large_and_nothing_held_out_is_trained_on():
+def test_text_is_large_and_nothing_held_out_is_in_it():
     train, held_out = ("".join(ALPHABET[i] for i in tokens) for tokens in tiny_shared.text())
     assert len(train) > 500_000
     assert len(held_out) > 50_000
@@ -59,7 +59,7 @@ def test_no_token_sees_a_later_one(attention, encoding):
 
 
 @every_combination
-def test_the_order_of_earlier_tokens_counts_where_there_are_positions(attention, encoding):
+def test_order_of_earlier_tokens_counts_with_positions_alone(attention, encoding):
     # One layer: with more, the causal mask alone gives the order away.
     config = Config(attention, encoding, **SMALL | {"layers": 1})
     weights, tokens = tiny_model.initial(config, 0), some_tokens(8)
@@ -71,7 +71,7 @@ def test_the_order_of_earlier_tokens_counts_where_there_are_positions(attention,
 
 @pytest.mark.exhaustive
 @every_combination
-def test_it_learns_and_jax_gives_its_logits(attention, encoding, tensors):
+def test_training_learns_and_jax_gives_its_logits(attention, encoding, tensors):
     jax = pytest.importorskip("jax")
     import train_tiny_jax
 
@@ -97,7 +97,7 @@ def test_it_learns_and_jax_gives_its_logits(attention, encoding, tensors):
 
 
 @pytest.mark.exhaustive
-def test_commands_write_and_read_results(tmp_path, capsys, monkeypatch, tensors):
+def test_training_commands_write_and_read_results(tmp_path, capsys, monkeypatch, tensors):
     pytest.importorskip("matplotlib")
     pytest.importorskip("jax")
     import train_tiny_jax

@@ -116,28 +116,24 @@ def _kandinsky(model):
 _TRANSFORMERS = {
     "flux.FluxPosEmbed": _ids("Flux"),
     "flux2.Flux2PosEmbed": _make({"theta": 2000, "axes_dim": _FOUR}, "Flux2", axes_dims_rope=_FOUR),
-    "flux3.Flux3PosEmbed": _make(
-        {"theta": 10000, "axes_dim": _FOUR}, "Flux3", axes_dims_rope=_FOUR
-    ),
+    "flux3.Flux3PosEmbed": _make({"theta": 10000, "axes_dim": _FOUR}, "Flux3",
+        axes_dims_rope=_FOUR),
     "krea2.Krea2RotaryPosEmbed": _ids("Krea2", 1000.0),
     "bria.BriaEmbedND": _ids("Bria", 500.0),
     "bria.BriaPosEmbed": _ids("Bria"),
     "bria_fibo.BriaFiboEmbedND": _ids("BriaFibo"),
     "longcat_image.LongCatImagePosEmbed": _ids("LongCatImage"),
     "ovis_image.OvisImagePosEmbed": _ids("OvisImage"),
-    "minimax_h3.MiniMaxH3RotaryPosEmbed": _make(
-        {"rope_freq_dim": 3}, "MiniMaxH3" + _3D, rope_freq_dim=3
-    ),
+    "minimax_h3.MiniMaxH3RotaryPosEmbed": _make({"rope_freq_dim": 3}, "MiniMaxH3" + _3D,
+        rope_freq_dim=3),
     "z_image.RopeEmbedder": _Z_IMAGE,
     "bria_fibo2.RopeEmbedder": _Z_IMAGE,
-    "ideogram4.Ideogram4MRoPE": _make(
-        {"head_dim": 24, "base": 5e6, **_SECTIONS}, "Ideogram4", attention_head_dim=24, **_SECTIONS
-    ),
+    "ideogram4.Ideogram4MRoPE": _make({"head_dim": 24, "base": 5e6, **_SECTIONS}, "Ideogram4",
+        attention_head_dim=24, **_SECTIONS),
     "lumina2.Lumina2RotaryPosEmbed": _make(_LUMINA, "Lumina2", axes_dim_rope=_AXES),
     "hidream_image.HiDreamImageEmbedND": _ids("HiDreamImage"),
-    "prx.PRXEmbedND": _make(
-        {"dim": 16, "theta": 10000, "axes_dim": [8, 8]}, "PRX", axes_dim=[8, 8]
-    ),
+    "prx.PRXEmbedND": _make({"dim": 16, "theta": 10000, "axes_dim": [8, 8]}, "PRX",
+        axes_dim=[8, 8]),
     "wan.WanRotaryPosEmbed": _wan("Wan"),
     "wan_animate.WanRotaryPosEmbed": _wan("WanAnimate"),
     "sana_video.WanRotaryPosEmbed": _wan("SanaVideo"),
@@ -147,36 +143,29 @@ _TRANSFORMERS = {
     "hunyuan_video15.HunyuanVideo15RotaryPosEmbed": _hunyuan("HunyuanVideo15"),
     "hunyuan_video_framepack.HunyuanVideoFramepackRotaryPosEmbed": _hunyuan(_FRAMEPACK),
     "motif_video.MotifVideoRotaryPosEmbed": _hunyuan("MotifVideo"),
-    "hunyuanimage.HunyuanImageRotaryPosEmbed": _make(
-        {"patch_size": (1, 2), "rope_dim": (6, 10)}, "HunyuanImage", rope_axes_dim=(6, 10)
-    ),
-    "helios.HeliosRotaryPosEmbed": _make(
-        {"rope_dim": _AXES, "theta": 10000.0}, "Helios" + _3D, rope_dim=_AXES
-    ),
-    "cosmos.CosmosRotaryPosEmbed": _make(
-        _COSMOS, "Cosmos" + _3D, attention_head_dim=24, rope_scale=(2.0, 1.0, 3.0)
-    ),
+    "hunyuanimage.HunyuanImageRotaryPosEmbed": _make({"patch_size": (1, 2), "rope_dim": (6, 10)},
+        "HunyuanImage", rope_axes_dim=(6, 10)),
+    "helios.HeliosRotaryPosEmbed": _make({"rope_dim": _AXES, "theta": 10000.0}, "Helios" + _3D,
+        rope_dim=_AXES),
+    "cosmos.CosmosRotaryPosEmbed": _make(_COSMOS, "Cosmos" + _3D, attention_head_dim=24,
+        rope_scale=(2.0, 1.0, 3.0)),
     "cogview4.CogView4RotaryPosEmbed": _make(_COGVIEW, "CogView4", **_HEAD, rope_axes_dim=(32, 16)),
     "glm_image.GlmImageRotaryPosEmbed": _make({"dim": 16, "patch_size": 2}, "GlmImage", **_HEAD),
-    "easyanimate.EasyAnimateRotaryPosEmbed": _make(
-        {"patch_size": 2, "rope_dim": 16}, "EasyAnimate" + _3D, **_HEAD
-    ),
+    "easyanimate.EasyAnimateRotaryPosEmbed": _make({"patch_size": 2, "rope_dim": 16},
+        "EasyAnimate" + _3D, **_HEAD),
     "qwenimage.QwenEmbedRope": _make(_QWEN, "QwenImage", **_FLUX),
     "qwenimage.QwenEmbedLayer3DRope": _make(_QWEN, "QwenImage", **_FLUX),
     "nucleusmoe_image.NucleusMoEEmbedRope": _make(_QWEN, "NucleusMoEImage", **_FLUX),
-    "longcat_audio_dit.AudioDiTRotaryEmbedding": _make(
-        {"dim": 16, "base": 1e5}, "LongCatAudioDiTTransformer", dit_dim=32, dit_heads=2
-    ),
-    "minimax_music3.MiniMaxMusic3RotaryEmbedding": _make(
-        {"rotary_dim": 8}, "MiniMaxMusic3Transformer1DModel", rotary_dim=8
-    ),
-    "kandinsky.Kandinsky5RoPE1D": _make(
-        {"dim": 16}, "AceStepTransformer1DModel", head_dim=16, rope_theta=10000.0
-    ),
+    "longcat_audio_dit.AudioDiTRotaryEmbedding": _make({"dim": 16, "base": 1e5},
+        "LongCatAudioDiTTransformer", dit_dim=32, dit_heads=2),
+    "minimax_music3.MiniMaxMusic3RotaryEmbedding": _make({"rotary_dim": 8},
+        "MiniMaxMusic3Transformer1DModel", rotary_dim=8),
+    "kandinsky.Kandinsky5RoPE1D": _make({"dim": 16}, "AceStepTransformer1DModel", head_dim=16,
+        rope_theta=10000.0),
     "kandinsky.Kandinsky5RoPE3D": _kandinsky("Kandinsky5"),
     "kandinsky6.Kandinsky6RoPE3D": _kandinsky("Kandinsky6"),
     "kandinsky6_sr.Kandinsky6SRRoPE3D": _kandinsky("Kandinsky6SR"),
-}
+}  # fmt: skip
 SMALL = {f"transformer_{name}": row for name, row in _TRANSFORMERS.items()}
 SMALL["controlnet_z_image.RopeEmbedder"] = _Z_IMAGE
 """Rotary modules whose tables rope_xp makes, by their class."""
@@ -296,19 +285,15 @@ _AT_LINE = (torch.zeros(1), torch.arange(_TOKENS)[None])
 _THIRDS = RoPE.axial((8, 4, 4))
 
 BY_HAND = {
-    "transformer_stable_audio3.StableAudio3RotaryEmbedding": Hand(
-        {"dim": 8}, _angles, RoPE(), _LINE
-    ),
+    "transformer_stable_audio3.StableAudio3RotaryEmbedding": Hand({"dim": 8}, _angles, RoPE(),
+        _LINE),
     "autoencoder_same.RotaryEmbedding": Hand({"dim": 8}, _angles, RoPE(), _LINE),
-    "condition_embedder_anima.AnimaRotaryEmbedding": Hand(
-        {"head_dim": 8}, _pick(np.s_[0, :, :4], *_AT_LINE), RoPE(), _LINE
-    ),
-    "autoencoder_kl_minimax_h3.MiniMaxH3VideoRotaryPosEmbed": Hand(
-        {"dim": 12},
+    "condition_embedder_anima.AnimaRotaryEmbedding": Hand({"head_dim": 8},
+        _pick(np.s_[0, :, :4], *_AT_LINE), RoPE(), _LINE),
+    "autoencoder_kl_minimax_h3.MiniMaxH3VideoRotaryPosEmbed": Hand({"dim": 12},
         _pick(np.s_[0, :, 0, :6], torch.tensor([[[-1.0, 0.25, 0.5], [0.0, -0.75, 1.0]]])),
         RoPE.axial((4, 4, 4), base=100.0),
-        2 * np.pi * np.array([[-1.0, 0.0], [0.25, -0.75], [0.5, 1.0]]),
-    ),
+        2 * np.pi * np.array([[-1.0, 0.0], [0.25, -0.75], [0.5, 1.0]])),
     "transformer_cosmos3.Cosmos3VLTextRotaryEmbedding": Hand(
         {"head_dim": 24, "rope_theta": 5e6, "rope_axes_dim": (6, 3, 3)},
         _pick(np.s_[0, :, :12], torch.from_numpy(_ROWS)[:, None], _CPU, torch.float32),
@@ -321,33 +306,23 @@ BY_HAND = {
         RoPE(scaling=scaling.LongRoPE(_SHORT, _LONG, 4096, factor=32.0).for_length(_TOKENS)),
         _LINE,
     ),
-    "transformer_qwenimage21.QwenImage21Rope": Hand(
-        {"theta": 10000, "axes_dim": [4, 6, 6]},
-        _mask_of_image,
-        RoPE.axial((4, 6, 6)),
-        _around_an_image(),
-    ),
-    "transformer_anyflow.AnyFlowRotaryPosEmbed": Hand(
-        _WAN, lambda m: _all_axes(m._build_freqs(_CPU)), _THIRDS, [_LINE] * 3
-    ),
+    "transformer_qwenimage21.QwenImage21Rope": Hand({"theta": 10000, "axes_dim": [4, 6, 6]},
+        _mask_of_image, RoPE.axial((4, 6, 6)), _around_an_image()),
+    "transformer_anyflow.AnyFlowRotaryPosEmbed": Hand(_WAN,
+        lambda m: _all_axes(m._build_freqs(_CPU)), _THIRDS, [_LINE] * 3),
     "transformer_anyflow_far.AnyFlowCausalRotaryPosEmbed": Hand(
         {**_WAN, "compressed_patch_size": (1, 4, 4)},
         lambda m: _all_axes(m._build_freqs(_CPU)),
         _THIRDS,
         [_LINE] * 3,
     ),
-    "transformer_sana_wm.SanaWMRotaryPosEmbed": Hand(
-        _WAN, lambda m: _all_axes(m.freqs), _THIRDS, [_LINE] * 3
-    ),
-    "transformer_kandinsky6.Kandinsky6RoPE1D": Hand(
-        {"dim": 8, "freqs_scaling": 0.5},
+    "transformer_sana_wm.SanaWMRotaryPosEmbed": Hand(_WAN, lambda m: _all_axes(m.freqs), _THIRDS,
+        [_LINE] * 3),
+    "transformer_kandinsky6.Kandinsky6RoPE1D": Hand({"dim": 8, "freqs_scaling": 0.5},
         lambda m: (m.angles[:_TOKENS].cos(), m.angles[:_TOKENS].sin()),
-        RoPE(scaling=scaling.Linear(2.0)),
-        _LINE,
-    ),
-    "ltx2_diffusion_decoder.LTX2VideoVaeRotaryPosEmbed3D": Hand(
-        {"head_dim": 16}, _of_decoder, RoPE.axial((4, 6, 6)), positions.video(2, 3, 2)
-    ),
+        RoPE(scaling=scaling.Linear(2.0)), _LINE),
+    "ltx2_diffusion_decoder.LTX2VideoVaeRotaryPosEmbed3D": Hand({"head_dim": 16}, _of_decoder,
+        RoPE.axial((4, 6, 6)), positions.video(2, 3, 2)),
     "transformer_ltx.LTXVideoRotaryPosEmbed": _hand_ltx(
         lambda m: m(torch.zeros(1, 3, 20), video_coords=_COORDINATES)
     ),
@@ -355,4 +330,4 @@ BY_HAND = {
     "transformer_sana_wm_refiner.SanaWMLTX2AudioVideoRotaryPosEmbed": _hand_ltx(
         lambda m: m(_COORDINATES)
     ),
-}
+}  # fmt: skip
