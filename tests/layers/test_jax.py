@@ -14,7 +14,7 @@ either = pytest.mark.parametrize("framework", [FLAX, EQUINOX], ids=lambda f: f.n
 
 
 @either
-def test_one_compilation_serves_equal_layers(framework):
+def test_equal_layers_share_a_compilation(framework):
     traced = []
 
     def rotate(layer, *arrays):
@@ -33,7 +33,7 @@ def test_one_compilation_serves_equal_layers(framework):
 
 
 @either
-def test_equal_layers_have_equal_structures(framework):
+def test_equal_layers_have_equal_structures_and_merge_back(framework):
     def split(rope):
         layer = framework.layer(rope, axes="bshd")
         if framework is EQUINOX:
@@ -51,7 +51,7 @@ def test_equal_layers_have_equal_structures(framework):
     assert "scaling=YaRN(factor=4.0" in repr(merged)
 
 
-def test_grad():
+def test_gradients_pass_through_the_layer_of_flax():
     nnx = pytest.importorskip("flax.nnx")
 
     class Block(nnx.Module):

@@ -9,6 +9,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from support.exhaustive import exhaustive
 from support.layers import LONGROPE, ROPES, TORCH, assert_same, inputs
 from support.programs import HERE, ROOT, environment
 
@@ -60,7 +61,7 @@ ROUND_TRIPS = {
 
 @pytest.mark.parametrize("learn", [None, "head"])
 @pytest.mark.parametrize("trip", ROUND_TRIPS)
-def test_round_trips_change_no_bit(trip, learn):
+def test_casts_copies_and_checkpoints_change_no_bit(trip, learn):
     rope = ROPES["sections" if learn else "yarn"]
     start = learner(rope).frequencies.detach() if learn else None
     with torch.device("meta" if trip == "meta from the start" else "cpu"):
@@ -86,7 +87,7 @@ def test_round_trips_change_no_bit(trip, learn):
     assert layer.frequencies.grad.dtype == torch.float32
 
 
-def test_repr():
+def test_repr_shows_the_rope():
     rope = RoPE(layout="half", scaling=rope_xp.scaling.Linear(2.0))
     shown = "Rotary(layout='half', scaling=Linear(factor=2.0), axes='bhsd')"
     assert repr(Rotary(rope, axes="bhsd")) == shown
@@ -106,7 +107,7 @@ def load(rope, frequencies, **options):
 
 
 @pytest.mark.parametrize("name", ["half", "slice", "yarn", "llama3", "dynamic", "axial"])
-def test_frequencies_of_a_checkpoint_are_compared(name):
+def test_frequencies_of_a_checkpoint_that_differ_are_refused(name):
     rope = ROPES[name]
     for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
         saved = torch.from_numpy(rope.frequencies(16)).to(dtype)
@@ -118,7 +119,7 @@ def test_frequencies_of_a_checkpoint_are_compared(name):
     load(rope, torch.empty(8, device="meta"))  # which has no values
 
 
-def test_frequencies_of_a_checkpoint_that_do_not_fit():
+def test_frequencies_of_a_checkpoint_fit_any_regime_or_are_refused():
     rope = RoPE(scaling=LONGROPE)
     for n in (1, 5000):  # either regime fits
         load(rope, rope.for_length(n).frequencies(16))
@@ -153,7 +154,7 @@ def initial(rope, learn):
 
 @pytest.mark.parametrize("learn", SIZES)
 @pytest.mark.parametrize("name", ["plain", "half", "llama3", "sections", "axial"])
-def test_it_starts_from_its_rope(name, learn):
+def test_learned_frequencies_start_from_the_rope(name, learn):
     rope = ROPES[name]
     layer, expected = learner(rope, learn), initial(rope, learn)
     q, k, positions = inputs(TORCH, rope)
@@ -181,7 +182,7 @@ def test_it_starts_from_its_rope(name, learn):
         model.load_state_dict({"0.inv_freq": 2 * saved})
 
 
-def test_a_rope_with_a_slice_and_other_axes():
+def test_learned_frequencies_of_a_slice_take_other_axes():
     rope = RoPE(layout="interleaved", rotary_dim=8)
     layer = learner(rope, axes="bhsd")
     q, k, positions = inputs(TORCH, rope)
@@ -196,7 +197,7 @@ def test_a_rope_with_a_slice_and_other_axes():
 
 @pytest.mark.parametrize("use_checkpoint", [False, True])
 @pytest.mark.parametrize("learn", [None, *SIZES])
-def test_gradients_and_activation_checkpointing(learn, use_checkpoint):
+def test_gradients_are_the_same_under_activation_checkpointing(learn, use_checkpoint):
     rope = ROPES["half"]
     layer = learner(rope, learn) if learn else Rotary(rope)
     call = partial(checkpoint, layer, use_reentrant=False) if use_checkpoint else layer
@@ -216,8 +217,8 @@ def test_gradients_and_activation_checkpointing(learn, use_checkpoint):
         assert frequencies.grad.abs().max() > 1
 
 
-@pytest.mark.parametrize("learn", [None, "head"])
-def test_one_recompilation_serves_all_lengths(learn):
+@pytest.mark.parametrize("learn", [None, exhaustive("head")])
+def test_compiled_layer_serves_all_lengths_after_one_recompilation(learn):
     torch._dynamo.reset()
     counter, layer = CompileCounter(), learner(learn=learn) if learn else Rotary(ROPE)
     compiled = torch.compile(layer, fullgraph=True, backend=counter)
@@ -245,13 +246,13 @@ WRONG = {
 
 
 @pytest.mark.parametrize("message", WRONG)
-def test_wrong_options(message):
+def test_wrong_options_of_learned_frequencies_are_refused(message):
     kind = TypeError if "must be an integer" in message else RopeError
     with pytest.raises(kind, match=re.escape(message)):
         Rotary(**{"rope": RoPE(), **WRONG[message]})
 
 
-def test_it_has_no_angles_for_all_layers():
+def test_learned_frequencies_have_no_angles_for_all_layers():
     layer = learner()
     q, k, positions = inputs(TORCH, ROPES["half"])
     with pytest.raises(RopeError, match="a layer that learns its frequencies has its own"):
@@ -266,7 +267,7 @@ def test_it_has_no_angles_for_all_layers():
 
 
 @pytest.mark.exhaustive  # calls on DTensors are in tests/backends/torch, and it holds nothing
-def test_fsdp(tmp_path):
+def test_learned_frequencies_sharded_by_fsdp_keep_float32(tmp_path):
     if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
         pytest.skip("this torch was built without distributed or gloo")
     command = [sys.executable, str(HERE / "layer_shards.py"), str(tmp_path)]

@@ -42,14 +42,14 @@ def small(name):
     return census.embeddings()[name](**fields), from_config(config)
 
 
-def test_all_rotary_modules_are_listed():
+def test_rotary_modules_of_diffusers_are_all_listed():
     """Patch makes the tables of most, and a RoPE those of the others."""
     assert sorted([*census.SMALL, *census.NO_PAIRS, *BY_HAND]) == sorted(census.embeddings())
     assert len(census.SMALL) / len({*census.SMALL, *BY_HAND}) > 0.72
 
 
 @pytest.mark.parametrize("name", census.SMALL)
-def test_tables_are_those_of_the_module(name):
+def test_patched_tables_are_those_of_the_module(name):
     module, config = small(name)
     row = ROTARY_MODULES[type(module).__name__]
     arguments = row.arguments(module, config)
@@ -63,7 +63,7 @@ def test_tables_are_those_of_the_module(name):
 
 
 @pytest.mark.parametrize("name", BY_HAND)
-def test_tables_that_are_left_are_those_of_a_rope(name):
+def test_tables_of_modules_that_are_left_are_those_of_a_rope(name):
     hand = BY_HAND[name]
     module = census.embeddings()[name](**hand.fields)
     theirs = [np.asarray(table) for table in hand.theirs(module)]
@@ -81,7 +81,7 @@ def test_tables_that_are_left_are_those_of_a_rope(name):
         np.testing.assert_allclose(our_table, their_table, rtol=0, atol=hand.bound)
 
 
-def test_each_method_that_rotates_is_replaced_or_listed():
+def test_methods_that_rotate_are_all_replaced_or_listed():
     classes = census.methods()
     left = {census.NO_ROTATION, *(f"{name}.__call__" for name in census.LEFT_METHODS)}
     assert left <= set(classes)
@@ -106,7 +106,7 @@ def _functions():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", sorted(_functions()))
-def test_rotations_are_those_of_the_function(name, dtype):
+def test_replaced_rotation_is_that_of_the_function(name, dtype):
     function = _functions()[name]
     rows = ROTATIONS[rotations.find_key(function.__name__, function)]
     for row in rows:
@@ -123,7 +123,7 @@ def test_rotations_are_those_of_the_function(name, dtype):
             assert (our_table - narrow[0]).abs().max() > 0.5  # it does rotate
 
 
-def test_unusual_calls_go_to_the_function():
+def test_replaced_rotation_with_unusual_arguments_calls_the_function():
     rows = ROTATIONS["embeddings.apply_rotary_emb"]
     (x,), (tables,) = rotations.make_example(rows[0])
     for arguments, options in (
@@ -155,7 +155,7 @@ class Recording(dict[str, Any]):
 
 
 @pytest.mark.parametrize("name", sorted(models.MODELS))
-def test_each_class_is_in_diffusers(name):
+def test_from_config_reads_keys_that_the_class_has(name):
     import diffusers
 
     model, kind = models.MODELS[name], getattr(diffusers, name)
@@ -177,7 +177,7 @@ def test_each_class_is_in_diffusers(name):
 
 
 @pytest.mark.parametrize("name", COUNTING)
-def test_positions_of_a_grid_are_those_of_the_module(name):
+def test_from_config_counts_positions_of_a_grid_as_the_module(name):
     module, (rope, positions) = small(name)
     row = ROTARY_MODULES[type(module).__name__]
     (latents,) = row.arguments(module, small(name)[1])
@@ -206,12 +206,12 @@ WRONG = (
 
 
 @pytest.mark.parametrize(("message", "config"), WRONG)
-def test_errors_of_configurations(message, config):
+def test_from_config_refuses_wrong_configurations(message, config):
     with pytest.raises(RopeConfigError, match=message):
         from_config(config)
 
 
-def test_errors_of_positions():
+def test_from_config_refuses_wrong_grids():
     wan, sound, cogvideox = (
         from_config({"_class_name": f"{name}Model"}).positions
         for name in ("WanTransformer3D", "AceStepTransformer1D", "CogVideoXTransformer3D")
@@ -230,7 +230,7 @@ def test_errors_of_positions():
     assert wan(2, 2, xp=torch).dtype == torch.int64
 
 
-def test_a_configuration_needs_no_torch():
+def test_from_config_and_pickle_import_no_torch():
     """Nor does a copy by pickle."""
     program = (
         "import pickle\n"

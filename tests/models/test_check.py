@@ -1,7 +1,5 @@
 """check(): faults of the angles of a model are found, by their kinds, and nothing else is."""
 
-import importlib
-
 import numpy as np
 import pytest
 
@@ -11,7 +9,7 @@ pytest.importorskip("transformers")
 import torch
 import transformers
 from support.exhaustive import exhaustive
-from support.patched import LOGITS, logits
+from support.patched import LOGITS, logits, modeling
 from support.small_models import MODELS, make, vision_language
 
 from rope_xp import RoPE, RopeError, from_hf_config
@@ -79,7 +77,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_what_is_broken_is_named(name):
+def test_check_names_what_is_broken(name):
     kind, break_model, sentence = BROKEN[name]
     model = make("llama")
     break_model(model)
@@ -104,7 +102,7 @@ REPAIRED = [n for n in BROKEN if n not in NOT_IN_BUFFERS]
 
 
 @pytest.mark.parametrize("name", [exhaustive(n) if n in SIMILAR else n for n in REPAIRED])
-def test_what_the_configuration_determines_is_repaired(name):
+def test_patch_that_trusts_the_configuration_repairs_buffers(name):
     model, right = make("llama"), make("llama")
     BROKEN[name][1](model)
     model.float().load_state_dict(right.state_dict())  # which holds no frequencies
@@ -138,7 +136,7 @@ def kinds(model):
         ({**YARN, "original_max_position_embeddings": 64}, [], ""),
     ],
 )
-def test_configurations(parameters, expected, sentence):
+def test_check_finds_what_a_configuration_lacks(parameters, expected, sentence):
     model = make("llama", rope_parameters=parameters)
     assert kinds(model) == expected
     assert all(sentence in finding.what for finding in check(model))
@@ -147,11 +145,7 @@ def test_configurations(parameters, expected, sentence):
     assert kinds(model) == static
 
 
-def modeling(model_type):
-    return importlib.import_module(f"transformers.models.{model_type}.modeling_{model_type}")
-
-
-def test_a_function_of_another_layout(monkeypatch):
+def test_check_finds_a_function_of_another_layout(monkeypatch):
     interleaved = modeling("deepseek_v3").apply_rotary_pos_emb_interleave
     monkeypatch.setattr(modeling("llama"), "apply_rotary_pos_emb", interleaved)
     (finding,) = check(make("llama"))
@@ -160,7 +154,7 @@ def test_a_function_of_another_layout(monkeypatch):
 
 
 @pytest.mark.parametrize("model_type", ["axk2", exhaustive("deepseek_v32")])
-def test_an_indexer_with_a_layout_of_its_own(model_type, monkeypatch):
+def test_check_takes_an_indexer_with_a_layout_of_its_own(model_type, monkeypatch):
     """Where its attention has another layout too, that is found."""
     with torch.device("meta"):
         model = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(model_type))
@@ -170,7 +164,7 @@ def test_an_indexer_with_a_layout_of_its_own(model_type, monkeypatch):
     assert [f.kind for f in check(model) if f.kind != "meta"] == ["layout"]
 
 
-def test_meta():
+def test_check_finds_frequencies_on_meta_and_uninitialised():
     config = make("llama").config
     with torch.device("meta"):
         model = transformers.LlamaForCausalLM(config)
@@ -209,12 +203,12 @@ def hold(**attributes):
         ("freqs_cis", torch.ones(8, 4) * 1j * torch.nan, "not finite"),
     ],
 )
-def test_modules_without_a_configuration(name, value, kind):
+def test_check_of_modules_without_a_configuration_reads_their_buffers(name, value, kind):
     findings = [(finding.module, finding.kind) for finding in check(hold(**{name: value}))]
     assert findings == ([(f"inner.{name}", kind)] if kind else [])
 
 
-def test_modules_that_hold_a_rope():
+def test_check_compares_ropes_that_modules_hold():
     model = make("llama")
     model.extra = hold(rope=from_hf_config(model.config))
     assert check(model) == ()
@@ -234,7 +228,7 @@ EXPECTED = {"phi3": ["two regimes"]}
 @pytest.mark.parametrize(
     "model_type", ["qwen2_vl", *(m if m in RIGHT else exhaustive(m) for m in MODELS)]
 )
-def test_models_that_are_right(model_type):
+def test_check_of_a_model_that_is_right_finds_and_changes_nothing(model_type):
     """A check changes nothing."""
     model = vision_language()[0] if model_type == "qwen2_vl" else make(model_type)
     before = {name: value.clone() for name, value in model.named_buffers()}

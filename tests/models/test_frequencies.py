@@ -23,7 +23,7 @@ def assert_as_close_as_theirs(ours, theirs, angle, sums=1):
 
 # It turns autocast off, by a dtype that autocast on a CPU has not.
 @pytest.mark.filterwarnings("ignore:In CPU autocast")
-def test_mochi():
+def test_learned_frequencies_rotate_as_mochi():
     """Learned for each head, of frame, row and column; the cells lie between whole numbers."""
     mochi = pytest.importorskip("diffusers.models.transformers.transformer_mochi")
     rope = mochi.MochiRoPE()
@@ -40,7 +40,7 @@ def test_mochi():
         assert_as_close_as_theirs(ours, theirs, angle, sums=3)
 
 
-def test_mistral_large_4():
+def test_learned_frequencies_rotate_as_mistral_large_4():
     """A learned factor for each frequency, exp(alpha), which its own code does not follow."""
     model = pytest.importorskip("transformers.models.mistral_large4.modeling_mistral_large4")
     config = model.MistralLarge4TextConfig()
@@ -58,7 +58,7 @@ def test_mistral_large_4():
         assert_as_close_as_theirs(scaled, own, 48 * frequencies.max().item())
 
 
-def test_rope_mixed():
+def test_learned_frequencies_rotate_as_rope_mixed():
     """Heo et al. 2024, as in timm: two learned components for each head, columns first."""
     rows, columns = (torch.from_numpy(axis) for axis in positions.grid(6, 5))
     learned = sample(2, 4, 8).requires_grad_()
@@ -74,7 +74,7 @@ def test_rope_mixed():
 
 
 @pytest.mark.parametrize("modality", ["video", "audio"])
-def test_ltx_2(modality):
+def test_frequencies_of_each_head_rotate_as_ltx_2(modality):
     """Angles that run on from head to head: each has its own components and frequencies."""
     ltx = pytest.importorskip("diffusers.models.transformers.transformer_ltx2")
     heads, dim = 4, 128

@@ -91,7 +91,7 @@ CONFIGS = [
 
 
 @pytest.mark.parametrize(("config", "expected"), CONFIGS)
-def test_the_rope_of_a_configuration(config, expected):
+def test_rope_of_a_configuration_is_the_expected_one(config, expected):
     assert from_hf_config(config) == expected
 
 
@@ -101,7 +101,7 @@ def rope_of(keys):
     return rope
 
 
-def test_the_softmax_scale_is_for_latent_attention_alone():
+def test_softmax_scale_is_for_latent_attention_alone():
     keys = {"rope_scaling": {"type": "yarn", **YARN, "mscale": 1.0, "mscale_all_dim": 1.0}}
     assert rope_of(keys).softmax_scale == 1.0
     latent = rope_of({**keys, "qk_rope_head_dim": 64})
@@ -112,7 +112,7 @@ def test_the_softmax_scale_is_for_latent_attention_alone():
     assert rope_of(phimoe).attention_factor == 1.25
 
 
-def test_llama_4_scout_has_a_step_for_a_ramp():
+def test_rope_of_llama_4_scout_has_a_step_for_a_ramp():
     scaling = {"rope_type": "llama3", "factor": 16.0, "original_max_position_embeddings": 8192}
     scaling |= {"low_freq_factor": 1.0, "high_freq_factor": 1.0}
     rope = rope_of({"model_type": "llama4_text", "rope_theta": 5e5, "rope_scaling": scaling})
@@ -130,7 +130,7 @@ def test_llama_4_scout_has_a_step_for_a_ramp():
         ({"rope_theta": 1e4}, "model_type is missing"),
     ],
 )
-def test_the_layout_of_unknown_models_is_never_guessed(config, message):
+def test_layout_of_unknown_models_is_never_guessed(config, message):
     with pytest.raises(RopeConfigError, match=f"{message}.*pass layout="):
         from_hf_config(config)
     for layout in LAYOUTS:
@@ -144,7 +144,7 @@ def test_the_layout_of_unknown_models_is_never_guessed(config, message):
         from_hf_config(config, layout="neox")
 
 
-def test_what_a_configuration_may_be(tmp_path):
+def test_configuration_may_be_a_dict_a_path_or_an_object(tmp_path):
     raw = {**LLAMA, "rope_theta": BASE}
     file = tmp_path / "config.json"
     file.write_text(json.dumps(raw), encoding="utf-8")
@@ -153,7 +153,7 @@ def test_what_a_configuration_may_be(tmp_path):
         assert from_hf_config(config) == RoPE(base=BASE, layout="half")
 
 
-def test_a_dictionary_is_read_without_torch_and_transformers():
+def test_dictionary_is_read_without_torch_and_transformers():
     code = (
         "import sys, rope_xp; rope_xp.from_hf_config({'model_type': 'llama', 'rope_theta': 1e4})\n"
         "assert not {'torch', 'transformers', 'jax'} & set(sys.modules)"
@@ -161,7 +161,7 @@ def test_a_dictionary_is_read_without_torch_and_transformers():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_sizes_are_those_of_transformers():
+def test_default_sizes_are_those_of_transformers():
     auto = pytest.importorskip("transformers.models.auto.configuration_auto")
     sizes = {name: row.sizes for name, row in MODELS.items() if row.sizes}
     assert len(sizes) > 30

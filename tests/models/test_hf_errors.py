@@ -31,7 +31,7 @@ MISSING = [
 
 
 @pytest.mark.parametrize(("parameters", "key"), MISSING)
-def test_a_missing_key_is_named(parameters, key):
+def test_missing_key_of_a_rule_is_named(parameters, key):
     message = f"{key} is missing; rope_type {parameters['rope_type']!r} needs it"
     refused({**LLAMA, "rope_parameters": parameters}, f"rope_parameters: {message}")
     nested = {"full_attention": parameters}
@@ -45,7 +45,7 @@ FACTORS = [
 
 
 @pytest.mark.parametrize("value", [0, -2.0, "4", True, math.nan, math.inf, [4.0]], ids=repr)
-def test_values_that_are_no_positive_number(value):
+def test_values_that_are_no_positive_number_are_refused(value):
     for parameters in FACTORS:
         config = {**LLAMA, "rope_parameters": {**parameters, "factor": value}}
         refused(config, "rope_parameters: ", "factor must be", f"got {value!r}")
@@ -55,7 +55,7 @@ def test_values_that_are_no_positive_number(value):
 
 
 @pytest.mark.parametrize("value", [0, -1, 512.0, "512", True])
-def test_values_that_are_no_positive_integer(value):
+def test_values_that_are_no_positive_integer_are_refused(value):
     name = "original_max_position_embeddings"
     for parameters in (YARN, LLAMA3, LONGROPE):
         refused({**LLAMA, "rope_parameters": {**parameters, name: value}}, name, f"got {value!r}")
@@ -151,7 +151,7 @@ IMPOSSIBLE = {
 
 
 @pytest.mark.parametrize("message", IMPOSSIBLE)
-def test_impossible_values(message):
+def test_impossible_values_are_refused(message):
     refused({**LLAMA, **IMPOSSIBLE[message]}, *message.split(" ... "))
 
 
@@ -177,7 +177,7 @@ MISSING_SIZES = [
 
 
 @pytest.mark.parametrize(("message", "model_type", "keys"), MISSING_SIZES)
-def test_what_is_missing_is_named(message, model_type, keys):
+def test_missing_sizes_are_named(message, model_type, keys):
     refused({"model_type": model_type, **keys}, message)
 
 
@@ -191,7 +191,7 @@ def test_what_is_missing_is_named(message, model_type, keys):
         ("colour", "red", "remove it if it changes no rotation"),
     ],
 )
-def test_unknown_keys(key, value, hint):
+def test_unknown_keys_are_refused_with_a_hint(key, value, hint):
     wrong = {**YARN, key: value}
     message = f"{key} = {value!r} is an unknown key; {hint}"
     refused({**LLAMA, "rope_scaling": wrong}, f"rope_scaling.{message}")
@@ -200,7 +200,7 @@ def test_unknown_keys(key, value, hint):
     refused({**LLAMA, "rope_parameters": {**TYPED, key: value}}, f"rope_parameters.{message}")
 
 
-def test_keys_of_files_that_do_not_change_the_rotation():
+def test_keys_of_files_that_do_not_change_the_rotation_are_ignored():
     plain = from_hf_config({**LLAMA, "rope_scaling": YARN})
     for more in (
         {"finetuned": True, "attn_factor": 1, "extrapolation_factor": 1},  # Yarn-Llama-2
@@ -214,7 +214,7 @@ def test_keys_of_files_that_do_not_change_the_rotation():
     assert from_hf_config(absolute) == from_hf_config(modernbert)
 
 
-def test_files_that_hold_no_configuration(tmp_path):
+def test_files_that_hold_no_configuration_are_refused(tmp_path):
     file = tmp_path / "config.json"
     for path in (tmp_path, str(file)):
         with pytest.raises(FileNotFoundError, match=re.escape("config.json")):
@@ -232,6 +232,6 @@ LISTED = type("Listed", (), {"to_dict": lambda self: []})()
 
 
 @pytest.mark.parametrize("config", [None, 3, [("rope_theta", 1e4)], b"config.json", LISTED])
-def test_things_that_are_no_configuration(config):
+def test_things_that_are_no_configuration_are_type_errors(config):
     with pytest.raises(TypeError, match=rf"config must be .*; got {type(config).__name__}$"):
         from_hf_config(config)

@@ -108,7 +108,7 @@ def test_text_beyond_the_limits_is_a_config_error(tmp_path, content, message):
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
-def test_a_path_that_is_no_regular_file_is_a_config_error(tmp_path, kind):
+def test_path_that_is_no_regular_file_is_a_config_error(tmp_path, kind):
     path = tmp_path / "config.json"
     if kind == "pipe":
         os.mkfifo(path)
@@ -149,7 +149,7 @@ def test_numbers_at_the_edge_of_floats_are_reported(rule, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["layers"][0]["wavelengths"]
 
 
-def test_a_part_of_a_configuration_is_no_path(tmp_path):
+def test_part_of_a_configuration_that_is_a_path_is_not_read(tmp_path):
     (tmp_path / "config.json").write_text('{"spatial_merge_size": 2}')
     config = {"model_type": "qwen2_vl", "vision_config": str(tmp_path)}
     with pytest.raises(TypeError, match="config must be a dictionary"):

@@ -56,7 +56,7 @@ def kernelized(model, mode):
     [("llama", "halves, half"), ("qwen3", "halves, half"), ("gpt_oss", "pairs, half")],
 )
 @pytest.mark.parametrize("mode", ["INFERENCE", "TRAINING"])
-def test_a_kernelized_model(name, form, mode, rotations, monkeypatch):
+def test_kernelized_model_rotates_by_rope_xp(name, form, mode, rotations, monkeypatch):
     model = small(monkeypatch, name)
     expected = model(TOKENS).logits
     assert not rotations
@@ -70,7 +70,7 @@ def test_a_kernelized_model(name, form, mode, rotations, monkeypatch):
     assert float(model.get_input_embeddings().weight.grad.abs().max()) > 0
 
 
-def test_a_function_that_turns_the_other_way_is_left(rotations, monkeypatch):
+def test_kernelized_function_that_turns_the_other_way_is_left(rotations, monkeypatch):
     """nanochat's goes by the same name: what rotates Llama would turn it the wrong way."""
     model = small(monkeypatch, "nanochat")
     expected = model(TOKENS).logits
@@ -80,7 +80,7 @@ def test_a_function_that_turns_the_other_way_is_left(rotations, monkeypatch):
     assert not isinstance(known, type(lambda: None))  # it is nanochat's own
 
 
-def test_compiled(rotations, monkeypatch):
+def test_kernelized_model_compiles(rotations, monkeypatch):
     torch._dynamo.reset()
     model = small(monkeypatch, "llama")
     with torch.no_grad():

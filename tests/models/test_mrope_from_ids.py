@@ -17,7 +17,7 @@ transformers = pytest.importorskip("transformers")
 TEXT = 11  # no token id with a meaning
 
 
-def test_every_model_is_counted():
+def test_every_model_with_get_rope_index_is_known():
     folder = Path(transformers.__file__).parent / "models"
     names = {
         path.parent.name
@@ -101,14 +101,14 @@ PROMPTS = [
 
 @pytest.mark.parametrize("name", [*indexer.WHOLE_VIDEOS, *indexer.SEPARATE_FRAMES])
 @pytest.mark.parametrize("parts", PROMPTS, ids=str)
-def test_images_and_videos(name, parts):
+def test_positions_of_images_and_videos_are_those_of_the_model(name, parts):
     model = load(name)
     ids, types, inputs = build_prompt(name, model[1], parts)
     intervals = {k: v for k, v in inputs.items() if k == "second_per_grid_ts"}
     compare(model, ids, inputs, types, **intervals)
 
 
-def test_one_sequence_and_another_library():
+def test_positions_of_one_sequence_in_another_library_are_those_of_its_spans():
     """Without text between images, their grids determine where one ends, unlike in transformers."""
     _, config = load("qwen2_vl")
     spans = [1, (1, 2, 2), (1, 1, 2), 1]
@@ -129,7 +129,7 @@ def test_one_sequence_and_another_library():
         ([2, (96, 1, 1)], 2 / 2.3, 4),
     ],
 )
-def test_spans(spans, second, tokens_per_second):
+def test_mrope_of_spans_is_that_of_the_model(spans, second, tokens_per_second):
     name = "qwen2_vl" if tokens_per_second is None else "qwen2_5_vl"
     get_rope_index, config = load(name)
     ids, types, inputs = build_prompt(name, config, [spans])
@@ -158,7 +158,7 @@ def audio_length(name, tokens):
 @pytest.mark.parametrize("seconds", [1.0, 2 / 3, 5.0, 2 / 25])
 @pytest.mark.parametrize("audio_tokens", [0, 1, 7, 160])
 @pytest.mark.parametrize("grid", [(4, 4, 6), (2, 100, 4), (1, 2, 2)], ids=str)
-def test_qwen_omni(name, seconds, audio_tokens, grid):
+def test_positions_of_qwen_omni_are_those_of_the_model(name, seconds, audio_tokens, grid):
     model = load(name)
     config = model[1]
     image, video, audio = config.image_token_id, config.video_token_id, config.audio_token_id
@@ -187,7 +187,7 @@ def test_qwen_omni(name, seconds, audio_tokens, grid):
 
 
 @pytest.mark.parametrize("images", [[], [(2, 3)], [(4, 2), (1, 5)]], ids=str)
-def test_glm_image(images):
+def test_positions_of_glm_image_are_those_of_the_model(images):
     model = load("glm_image")
     config = model[1]
 
@@ -214,7 +214,7 @@ def test_glm_image(images):
 
 @pytest.mark.parametrize("axes", [3, 4])
 @pytest.mark.parametrize("marks", [0, 2])
-def test_hunyuan_vl(axes, marks):
+def test_positions_of_hunyuan_vl_are_those_of_the_model(axes, marks):
     model = load("hunyuan_vl")
     config = model[1]
     head_dim = config.text_config.hidden_size // config.text_config.num_attention_heads
@@ -269,7 +269,7 @@ def draw_minicpm_prompt(rng, merge):
 
 @pytest.mark.parametrize("mode", ["16x", "4x"])
 @pytest.mark.parametrize("seed", range(8))
-def test_minicpm(seed, mode):
+def test_positions_of_minicpm_are_those_of_the_model(seed, mode):
     rng = np.random.default_rng(seed)
     model = load("minicpmv4_7")
     vars(model[1]).update(MARKED)
@@ -287,7 +287,7 @@ def test_minicpm(seed, mode):
     compare(model, ids, inputs, types, downsample_mode=mode)
 
 
-def test_halves_are_rounded_as_torch_does():
+def test_rounded_linspace_of_minicpm_is_that_of_torch():
     for n in range(1, 64):
         for length in range(1, 120, 1 if n < 20 else 7):
             expected = torch.linspace(0, length - 1, n).round().long().numpy()
@@ -349,7 +349,7 @@ BAD_CONFIGS = [
 
 
 @pytest.mark.parametrize("case", [*ERRORS, *BAD_CONFIGS])
-def test_errors(case):
+def test_mrope_from_ids_refuses_what_does_not_fit(case):
     message, *arguments = case
     error = RopeConfigError if case in BAD_CONFIGS else RopeError
     with pytest.raises(error, match=re.escape(message)):

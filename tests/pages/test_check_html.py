@@ -25,12 +25,12 @@ CASES = [
 
 
 @pytest.mark.parametrize(("suffix", "text", "status"), CASES)
-def test_what_is_fetched(suffix, text, status, tmp_path, capsys):
+def test_html_that_fetches_from_a_network_is_found(suffix, text, status, tmp_path, capsys):
     (tmp_path / "index.html").write_text("<p>", "utf-8")
     (tmp_path / f"x.{suffix}").write_text(text, "utf-8")
     assert check_html.main(str(tmp_path)) == status
     assert (f"x.{suffix} fetches" in capsys.readouterr().out) == bool(status)
 
 
-def test_a_folder_without_pages_is_no_success(tmp_path):
+def test_folder_without_pages_is_no_success(tmp_path):
     assert check_html.main(str(tmp_path)) == 1

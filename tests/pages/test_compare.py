@@ -18,7 +18,7 @@ PAGE = (DOCS / "compare.md").read_text("utf-8")
 
 
 @pytest.mark.parametrize("name", compare_table.PACKAGES)
-def test_errors_are_those_of_the_page(name):
+def test_errors_of_the_compare_page_are_those_measured(name):
     if name not in compare_table.installed():
         pytest.skip(f"{name} is not installed")
     version = "" if name == "rope-xp" else f" {importlib.metadata.version(name)}"
@@ -30,7 +30,7 @@ def test_errors_are_those_of_the_page(name):
     assert [compare_table.error(tables, end) for end in stops] == errors[: len(stops)]
 
 
-def test_rows_are_as_wide_as_their_heads():
+def test_rows_of_the_compare_page_are_as_wide_as_their_heads():
     heads = [line for line in PAGE.splitlines() if line.startswith("| | rope_xp |")]
     assert len(heads) == 6
     for block in PAGE.split("\n\n"):

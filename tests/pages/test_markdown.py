@@ -54,11 +54,11 @@ def find_problems(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_links_lead_somewhere_and_nothing_shows_as_something_else(page):
+def test_page_links_lead_somewhere_and_nothing_shows_as_something_else(page):
     assert list(find_problems(page)) == []
 
 
-def test_what_is_wrong_is_found(tmp_path, monkeypatch):
+def test_wrong_links_and_roles_are_found(tmp_path, monkeypatch):
     monkeypatch.setitem(globals(), "ROOT", tmp_path)
     page, right = tmp_path / "page.md", "# Twice\n\n# Twice `x`\n\n[a](#twice-x) `[](y.md)` {x} `y`"
     page.write_text(right)
@@ -81,7 +81,7 @@ def test_pictures_are_shown_small_and_without_background():
         assert "<image" not in text, picture
 
 
-def test_every_page_is_in_the_navigation():
+def test_navigation_has_every_page():
     lines = set((ROOT / "docs" / "index.md").read_text("utf-8").splitlines())
     pages = {p.stem for p in ROOT.glob("docs/*.md")} - {"index"}
     assert pages | {f"notebooks/{p.stem}" for p in ROOT.glob("docs/*/*.ipynb")} <= lines

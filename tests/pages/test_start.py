@@ -30,7 +30,7 @@ def load(name):
     return runpy.run_path(str(DOCS / "examples" / "start" / f"{name}.py"), run_name="example")
 
 
-def test_the_page_shows_each_file():
+def test_start_pages_show_each_example_file():
     """A block is a file without its docstring: to mend this, paste the file into the page."""
     pages = [page.read_text("utf-8") for page in DOCS.glob("start_*.md")]
     shown = {path: text for page in pages for _, path, text in SHOWN.findall(page)}
@@ -48,7 +48,7 @@ COMPILES = ("attention_torch", "decoder_jax")
 @pytest.mark.parametrize(
     "name", [exhaustive(file.stem) if file.stem in COMPILES else file.stem for file in FILES]
 )
-def test_runs(name, capsys):
+def test_start_example_runs(name, capsys):
     """Each asserts what it prints."""
     if name in NEEDS:
         pytest.importorskip(NEEDS[name])
@@ -57,7 +57,7 @@ def test_runs(name, capsys):
     assert capsys.readouterr().out
 
 
-def test_heads_first_is_llama():
+def test_start_example_with_heads_first_is_llama():
     """The module with the weights of transformers' own, prefill and decode, beside that."""
     example = load("attention_huggingface")
     transformers = pytest.importorskip("transformers")
@@ -86,7 +86,7 @@ def test_heads_first_is_llama():
         torch.testing.assert_close(result, expected, rtol=0, atol=1e-5)
 
 
-def test_decoding_compiles_once():
+def test_start_example_of_decoding_compiles_once():
     """One graph of the prefill and one of a token, wherever it stands."""
     example = load("attention_torch")
     import torch
@@ -103,7 +103,7 @@ def test_decoding_compiles_once():
     assert len(graphs) == 2
 
 
-def test_grouped_heads_are_llama():
+def test_start_example_with_grouped_heads_is_llama():
     """The fused module of torch, on the weights of transformers' own."""
     example = load("attention_torch")
     pytest.importorskip("transformers")
@@ -128,7 +128,7 @@ def test_grouped_heads_are_llama():
     torch.testing.assert_close(result, expected, rtol=0, atol=1e-5)
 
 
-def test_the_layer_of_jax_by_the_formula():
+def test_start_example_of_jax_has_the_loss_and_gradients_of_the_formula():
     """Its loss and gradients, at positions where products in float32 are right too."""
     example = load("decoder_jax")
     import jax
@@ -168,7 +168,7 @@ def test_the_layer_of_jax_by_the_formula():
         assert slope == pytest.approx((up - down) / 2e-5, rel=0, abs=1e-4 * size)
 
 
-def test_the_layer_of_numpy_is_gpt_neox():
+def test_start_example_of_numpy_is_gpt_neox():
     example = load("neox_numpy")
     pytest.importorskip("transformers")
     import torch
@@ -196,7 +196,7 @@ def test_the_layer_of_numpy_is_gpt_neox():
     np.testing.assert_allclose(result, expected.numpy(), rtol=0, atol=1e-4)
 
 
-def test_patches_turn_by_row_and_column():
+def test_start_example_of_patches_turns_by_row_and_column():
     """In float64, each half of a head by itself, and the class token not at all."""
     example = load("vit_torch")
     import torch

@@ -14,7 +14,7 @@ def rotate(q, k, positions, **more):
     return ROPE.apply(q, k, positions, axes="bhsd", **more)
 
 
-def test_the_same_call_has_the_same_numbers():
+def test_calls_made_again_have_the_same_numbers():
     runs = [[], []]
     for calls in runs:
 
@@ -46,7 +46,7 @@ def test_calls_have_lengths_batches_heads_and_positions_of_their_own():
 
 
 @pytest.mark.parametrize("limit", ["equal heads", "512 tokens"])
-def test_limits_of_a_function_that_are_no_fault(limit):
+def test_limits_of_a_function_are_no_fault(limit):
     def function(q, k, positions):
         if q.shape != k.shape if limit == "equal heads" else q.shape[2] > 512:
             raise ValueError(limit)
@@ -72,7 +72,7 @@ def test_calls_that_are_refused_are_noted():
         identify(function, HEAD_DIM)
 
 
-def test_a_function_in_place_passes():
+def test_function_in_place_passes():
     def function(q, k, positions):
         return rotate(q, k, positions, out=(q, k))
 

@@ -43,7 +43,7 @@ def by_rope(rope):
 
 
 @pytest.mark.parametrize("name", ROPES)
-def test_ropes_are_found(name):
+def test_identify_finds_the_rope(name):
     rope = ROPES[name]
     result = identify(by_rope(rope), 64)
     # Frequencies of no rule are measured to 1e-8, which a million of positions make 1e-2.
@@ -63,7 +63,7 @@ def in_float32(x, positions):
     return RoPE().with_tables(np.cos(angles), np.sin(angles)).rotate(x, axes="bhsd")
 
 
-def test_errors_are_those_of_cos_and_sin():
+def test_identified_errors_are_those_of_cos_and_sin():
     result = identify(in_float32, 64)
     assert (result.rope, result.faults) == (RoPE(), ())
     p = np.arange(131_072 - 9, 131_072)[:, None]
@@ -80,7 +80,7 @@ def test_errors_are_those_of_cos_and_sin():
     ("dtype", "name"),
     [("float16", "linear"), ("bfloat16", "trailing"), ("bfloat16", "yarn"), ("float64", "half")],
 )
-def test_other_dtypes(dtype, name):
+def test_identify_of_other_dtypes_finds_the_rope(dtype, name):
     torch = pytest.importorskip("torch")
     like = torch.zeros(1, dtype=getattr(torch, dtype))
     result = identify(by_rope(ROPES[name]), 64, like=like)
@@ -90,7 +90,7 @@ def test_other_dtypes(dtype, name):
 
 
 @pytest.mark.parametrize("axes", ["bshd", "sbhd", "hbsd"])
-def test_axes(axes):
+def test_identify_of_other_axes_finds_the_rope(axes):
     def function(x, positions):
         return HALF.rotate(x, positions, axes=axes)
 
@@ -98,7 +98,7 @@ def test_axes(axes):
     assert_rotates(function, HALF, 32, axes=axes)
 
 
-def test_components():
+def test_identify_finds_components_of_positions():
     def function(q, k, positions):
         assert positions.ndim == 3  # (components, 1, tokens), as of M-RoPE
         return SECTIONS.apply(q, k, positions, axes="bhsd")
@@ -109,7 +109,7 @@ def test_components():
     assert_rotates(function, SECTIONS, HEAD_DIM)
 
 
-def test_dynamic_rules_have_their_parameters():
+def test_identify_finds_parameters_of_dynamic_rules():
     rope = RoPE(layout="half", scaling=scaling.DynamicNTK(2.0, 2048))
 
     def function(x, positions):
@@ -121,7 +121,7 @@ def test_dynamic_rules_have_their_parameters():
 
 
 @pytest.mark.parametrize("name", ["numpy", "torch", exhaustive("jax")])
-def test_the_library_is_found(name):
+def test_identify_finds_the_library_that_a_function_takes(name):
     module = pytest.importorskip({"jax": "jax.numpy"}.get(name, name))
     kind, kinds = type(module.zeros(1)), []
 
@@ -133,19 +133,12 @@ def test_the_library_is_found(name):
 
     assert identify(function, 16).faults == ()
     assert set(kinds) == {kind}
+    if name == "torch":  # and a module of it
+        forward = type("Rotary", (module.nn.Module,), {"forward": lambda _, *a: function(*a)})
+        assert identify(forward(), 16).rope == RoPE()
 
 
-def test_a_module_of_torch():
-    torch = pytest.importorskip("torch")
-
-    class Rotary(torch.nn.Module):
-        def forward(self, q, k, positions):
-            return RoPE().apply(q, k, positions, axes="bhsd")
-
-    assert identify(Rotary(), 16).rope == RoPE()
-
-
-def test_a_function_that_refuses():
+def test_identify_of_a_function_that_refuses_tells_the_first_error():
     def refuses(x, positions):
         raise ValueError("heads must be 8")
 
@@ -158,7 +151,7 @@ def test_a_function_that_refuses():
     assert raised.value.summary.endswith("first error: ValueError: heads must be 8")
 
 
-def test_the_first_error_is_of_the_library_that_a_function_uses():
+def test_identify_tells_the_error_of_the_library_that_a_function_uses():
     torch = pytest.importorskip("torch")
 
     def function(q, k, positions):
@@ -185,12 +178,12 @@ def test_the_first_error_is_of_the_library_that_a_function_uses():
         ({"like": np.zeros(1, np.int32)}, "like must be of float16, .*got int32"),
     ],
 )
-def test_arguments_that_are_refused(options, message):
+def test_identify_refuses_arguments_that_do_not_fit(options, message):
     with pytest.raises(RopeError, match=message):
         identify(by_rope(RoPE()), **{"head_dim": 16, **options})
 
 
-def test_arguments_of_the_wrong_type():
+def test_identify_refuses_arguments_of_the_wrong_type():
     with pytest.raises(TypeError, match="function must be callable; got str"):
         identify("rope", 16)
     with pytest.raises(TypeError, match="rope must be a"):
@@ -199,14 +192,14 @@ def test_arguments_of_the_wrong_type():
         assert_rotates(by_rope(RoPE()), RoPE(rotary_dim=32), 16)
 
 
-def test_a_bound_that_is_given():
+def test_assert_rotates_keeps_a_bound_that_is_given():
     assert_rotates(in_float32, RoPE(), 32)
     with pytest.raises(AssertionError, match="allowed 1e-05"):
         assert_rotates(in_float32, RoPE(), 32, atol=1e-5)
     assert_rotates(by_rope(RoPE()), RoPE(), 32, atol=1e-5)
 
 
-def test_measured():
+def test_measured_frequencies_refuse_another_width():
     with pytest.raises(RopeError, match="Measured.values has 2 entries; 8 rotated"):
         RoPE(scaling=Measured((1.0, 0.5))).frequencies(8)
     with pytest.raises(RopeError, match="Measured.attention_factor must be positive"):
@@ -214,7 +207,7 @@ def test_measured():
     assert math.isclose(RoPE(scaling=Measured((1.0,), 1.5)).attention_factor, 1.5)
 
 
-def test_a_function_of_torch_takes_two_seconds_at_most():
+def test_identify_of_a_torch_function_takes_two_seconds_at_most():
     torch = pytest.importorskip("torch")
     w = 10000.0 ** (-torch.arange(64) / 64)
 

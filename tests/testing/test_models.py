@@ -5,7 +5,6 @@ import re
 
 import pytest
 import torch
-import transformers
 from support import census  # first, as it skips this module where torch or transformers is missing
 from support.exhaustive import exhaustive
 
@@ -14,14 +13,6 @@ from rope_xp.testing import identify
 from rope_xp.testing._compare import list_differences
 
 SHORT = ("deepseek_v3", "gpt_oss", "qwen3_vl", "pixtral")
-
-
-@pytest.fixture(autouse=True)
-def _silent():
-    before = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()
-    yield
-    transformers.logging.set_verbosity(before)
 
 
 def identify_unit(unit, module, label, rope):

@@ -67,7 +67,7 @@ def check(result, rope, head_dim, refuses=False):
 
 
 @pytest.mark.parametrize("name", PEERS)
-def test_formulae(name):
+def test_formulae_of_other_libraries_have_no_fault(name):
     function, rope, axes, head_dim, tables, like, refuses = PEERS[name]
     result = identify(function, head_dim, axes=axes, tables=tables, like=like)
     check(result, rope, head_dim, refuses)
@@ -87,7 +87,7 @@ def test_formulae(name):
     ],
     ids=str,
 )
-def test_rotary_embedding_torch(options, rope):
+def test_rotary_embedding_torch_has_no_fault_but_xpos(options, rope):
     library = pytest.importorskip("rotary_embedding_torch")
     module = library.RotaryEmbedding(64, cache_if_possible=False, **options)
 
@@ -103,7 +103,7 @@ def test_rotary_embedding_torch(options, rope):
 
 
 @pytest.mark.parametrize("interleaved", [0, 1])
-def test_onnx(interleaved):
+def test_onnx_operator_has_no_fault(interleaved):
     onnx = pytest.importorskip("onnx")
     reference = importlib.import_module("onnx.reference")
     helper, names = onnx.helper, ["x", "cos", "sin", "y"]

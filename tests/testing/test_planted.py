@@ -10,7 +10,7 @@ from rope_xp.testing._compare import list_differences
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_every_fault_is_named(fault):
+def test_planted_fault_is_named(fault):
     with pytest.raises(AssertionError) as raised:
         assert_rotates(fault.function, fault.meant, HEAD_DIM)
     assert fault.message in str(raised.value)
@@ -39,7 +39,7 @@ def test_every_fault_is_named(fault):
         ("jax", "batch entries swapped"),
     ],
 )
-def test_faults_in_other_libraries(library, name):
+def test_planted_fault_in_another_library_is_named(library, name):
     module = pytest.importorskip({"jax": "jax.numpy"}.get(library, library))
     fault = next(fault for fault in FAULTS if fault.name == name)
 
