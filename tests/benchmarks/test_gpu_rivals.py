@@ -13,7 +13,6 @@ torch = pytest.importorskip("torch")
 
 
 def flash(x, cos, sin, interleaved=False, inplace=False, seqlen_offsets=0, cu_seqlens=None):
-    """Rotate halves in float32, with the signature of flash-attn."""
     cos, sin, (a, b) = cos[:, None].float(), sin[:, None].float(), x.float().chunk(2, -1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)
 

@@ -17,41 +17,28 @@ MODULE = """
 import numpy as np
 
 INV = 500000.0 ** (-np.arange(16) / 16)
+late = lambda q, k, positions: rotate(q, k, positions + 1)
+scaled = lambda x, positions: x * positions[:, None]
 
-
-def tables(positions):
-    angles = positions[:, None] * INV
+def tables(positions, dtype=np.float64):
+    angles = positions[:, None].astype(dtype) * INV.astype(dtype)
     return np.cos(angles), np.sin(angles)
-
 
 def by_tables(x, cos, sin):
     a, b = x[..., :16], x[..., 16:]
     return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
-
 def rotate(q, k, positions):
     return tuple(by_tables(x, *tables(positions)) for x in (q, k))
 
-
-def late(q, k, positions):
-    return rotate(q, k, positions + 1)
-
-
-def scaled(x, positions):
-    return x * positions[:, None]
-
-
 def in_float32(x, positions):
-    angles = np.float32(positions)[:, None] * np.float32(INV)
-    return by_tables(x, np.cos(angles), np.sin(angles))
-
-
-class Holder:
-    rotate = staticmethod(rotate)
-
+    return by_tables(x, *tables(positions, np.float32))
 
 def leave(q, k, positions):
     raise SystemExit(0)
+
+class Holder:
+    rotate = staticmethod(rotate)
 """
 
 

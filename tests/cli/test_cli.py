@@ -60,7 +60,6 @@ def test_demo_runs_on_every_library_within_the_bound(capsys):
 
 
 def test_demo_prints_errors_and_times_first_and_what_is_missing_last(capsys):
-    """First error and time beside the usual formula, last what is not installed."""
     demo._print_rows(8, [demo.DemoRow("numpy:cpu", 1_000_000, "", 1, 3.3, 7e-7, 0.21, 1e-6, 0)])
     expected = "numpy:cpu: error 7e-7, usual 2e-1: 300,000 times as exact; 3.30 times as fast"
     assert capsys.readouterr().out.splitlines()[1] == expected

@@ -128,7 +128,6 @@ def test_key_that_is_no_rotation_is_a_note(report):
     ],
 )
 def test_words_of_a_report_tell_what_never_turns(tmp_path, capsys, config, expected):
-    """Those that no report of a real model has."""
     path = tmp_path / "model.json"
     path.write_text(json.dumps(config))
     assert cli.main(["inspect", str(path)]) == 0

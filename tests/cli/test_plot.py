@@ -25,7 +25,6 @@ def main(*arguments):
 
 
 def read_failure(capsys, *arguments):
-    """Return the one line that a command prints which must fail."""
     assert main(*arguments) == 1
     printed = capsys.readouterr()
     assert printed.out == ""
@@ -39,7 +38,6 @@ def read_failure(capsys, *arguments):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_plot_of_each_kind_writes_a_picture(tmp_path, monkeypatch, capsys, kind):
-    """An SVG of three bases, which a page of any colour can show."""
     pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
     bases = ["--base", "1e4", "5e5", "1e6"]

@@ -32,7 +32,6 @@ for arguments in {calls}:
 
 
 def read_terminal(*arguments):
-    """Return all that ``python *arguments`` writes to a terminal of 80 columns."""
     leader, follower = pty.openpty()
     env = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "50"}
     command = [sys.executable, *arguments]
@@ -92,13 +91,10 @@ def test_info_says_first_what_is_missing(monkeypatch):
 def test_command_whose_reader_goes_away_ends_as_by_sigpipe(arguments, unbuffered):
     command = [sys.executable, "-W", "error", "-m", "rope_xp", *arguments]
     # Unbuffered, printing fails before the end; argparse would ignore the error of its own.
-    env = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
-    env |= unbuffered
+    env = {key: x for key, x in os.environ.items() if key != "PYTHONUNBUFFERED"} | unbuffered
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=env) as process:
-        assert process.stdout is not None
         process.stdout.close()
-        assert process.stderr is not None
         assert process.stderr.read() == ""
         assert process.wait(300) == 141  # as a shell reports SIGPIPE
 

@@ -23,7 +23,6 @@ def run_check(capsys, folder, *options):
 
 
 def save(folder, **keys):
-    """Save a small model, with more keys in its configuration."""
     make("llama").save_pretrained(folder)
     file = folder / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **keys}))

@@ -55,8 +55,6 @@ def test_gradients_pass_through_the_layer_of_flax():
     nnx = pytest.importorskip("flax.nnx")
 
     class Block(nnx.Module):
-        """A projection and a rotation, with a residual connection."""
-
         def __init__(self):
             self.project = nnx.Linear(16, 16, rngs=nnx.Rngs(0))
             self.rotary = FLAX.layer(ROPE)

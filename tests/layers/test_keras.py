@@ -21,8 +21,6 @@ from rope_xp.layers.keras import Rotary  # noqa: E402  # needs keras
 
 @dataclass(frozen=True)
 class Own(scaling.Scaling):
-    """A scaling of a user."""
-
     def frequencies(self, base, rotary_dim):
         return np.ones(rotary_dim // 2)
 

@@ -99,7 +99,6 @@ def test_repr_shows_the_rope():
 
 
 def load(rope, frequencies, **options):
-    """Load a checkpoint of another module, which has inv_freq, into a layer of a model."""
     state = {"rotary.inv_freq": torch.as_tensor(frequencies)}
     model = torch.nn.ModuleDict({"rotary": Rotary(rope)})
     assert str(model.load_state_dict(state, **options)) == "<All keys matched successfully>"
@@ -124,13 +123,11 @@ def test_frequencies_of_a_checkpoint_fit_any_regime_or_are_refused():
     for n in (1, 5000):  # either regime fits
         load(rope, rope.for_length(n).frequencies(16))
     load(RoPE(base=5e5), 1 / 5e5 ** (torch.arange(0, 16, 2).float() / 16))  # as transformers does
+    plain, narrow = RoPE(), RoPE(rotary_dim=8)
     for wrong, frequencies, message in (
-        (rope, RoPE().frequencies(16) / 3, "holds the frequencies"),
-        (
-            *(RoPE(rotary_dim=8), RoPE().frequencies(16)),
-            r"\(8\), but the RoPE of this Rotary has .* \(4\)",
-        ),
-        (RoPE(), torch.empty(0), r"has shape \(0,\), which does not fit the RoPE"),
+        (rope, plain.frequencies(16) / 3, "holds the frequencies"),
+        (narrow, plain.frequencies(16), r"\(8\), but the RoPE of this Rotary has .* \(4\)"),
+        (plain, torch.empty(0), r"has shape \(0,\), which does not fit the RoPE"),
     ):
         with pytest.raises(RuntimeError, match=message):
             load(wrong, frequencies)
@@ -186,9 +183,10 @@ def test_learned_frequencies_of_a_slice_take_other_axes():
     rope = RoPE(layout="interleaved", rotary_dim=8)
     layer = learner(rope, axes="bhsd")
     q, k, positions = inputs(TORCH, rope)
-    rotated = layer(q.transpose(1, 2), k.transpose(1, 2), positions)
+    q_by_heads, k_by_heads = q.transpose(1, 2), k.transpose(1, 2)
+    rotated = layer(q_by_heads, k_by_heads, positions)
     assert layer.frequencies.shape == (2, 4)
-    assert torch.equal(rotated[0][..., 8:], q.transpose(1, 2)[..., 8:])
+    assert torch.equal(rotated[0][..., 8:], q_by_heads[..., 8:])
     assert_same([y.transpose(1, 2) for y in rotated], learner(rope)(q, k, positions))
 
 
@@ -271,11 +269,8 @@ def test_learned_frequencies_sharded_by_fsdp_keep_float32(tmp_path):
     if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
         pytest.skip("this torch was built without distributed or gloo")
     command = [sys.executable, str(HERE / "layer_shards.py"), str(tmp_path)]
-    options = {"env": environment(OMP_NUM_THREADS="1"), "cwd": ROOT, "text": True}
-    processes = [
-        subprocess.Popen([*command, str(rank)], stderr=subprocess.PIPE, **options)
-        for rank in range(2)
-    ]
+    options = {"env": environment(OMP_NUM_THREADS="1"), "cwd": ROOT, "stderr": subprocess.PIPE}
+    processes = [subprocess.Popen([*command, str(rank)], text=True, **options) for rank in (0, 1)]
     try:
         errors = [process.communicate(timeout=300)[1] for process in processes]
     finally:

@@ -111,7 +111,6 @@ UNPATCHED = (
 
 
 def models(directory):
-    """Yield the models of a directory without weights, but with buffers of their rotary modules."""
     for path in sorted((census.MODELS / directory).glob("modeling_*.py")):
         module = importlib.import_module(f"transformers.models.{directory}.{path.stem}")
         for name, kind in inspect.getmembers(module, inspect.isclass):

@@ -17,6 +17,7 @@ import torch
 from diffusers.models.embeddings import apply_rotary_emb
 from support import diffusers_census as census
 from support.diffusers_census import BY_HAND
+from torch.utils._pytree import tree_leaves
 
 from rope_xp import RopeConfigError, RopeError
 from rope_xp.integrations._diffusion import grids, models, patching, rotations
@@ -43,7 +44,6 @@ def small(name):
 
 
 def test_rotary_modules_of_diffusers_are_all_listed():
-    """Patch makes the tables of most, and a RoPE those of the others."""
     assert sorted([*census.SMALL, *census.NO_PAIRS, *BY_HAND]) == sorted(census.embeddings())
     assert len(census.SMALL) / len({*census.SMALL, *BY_HAND}) > 0.72
 
@@ -53,9 +53,8 @@ def test_patched_tables_are_those_of_the_module(name):
     module, config = small(name)
     row = ROTARY_MODULES[type(module).__name__]
     arguments = row.arguments(module, config)
-    theirs = torch.utils._pytree.tree_leaves(getattr(module, row.method)(*arguments))
-    ours = torch.utils._pytree.tree_leaves(row.compute(config, module, *arguments))
-    assert len(ours) == len(theirs)
+    theirs = tree_leaves(getattr(module, row.method)(*arguments))
+    ours = tree_leaves(row.compute(config, module, *arguments))
     for our_table, their_table in zip(ours, theirs, strict=True):
         assert our_table.shape == their_table.shape
         assert torch.allclose(our_table, their_table.to(our_table.dtype), rtol=0, atol=OWN)
@@ -115,7 +114,8 @@ def test_replaced_rotation_is_that_of_the_function(name, dtype):
         exact = rotations.rotate_arrays([x.double() for x in narrow], tables, row)
         ours = rotations.rotate_like(rows, function, *narrow, *tables, **row.options)
         theirs = function(*narrow, *tables, **row.options)
-        for our_table, their_table, true in zip(_tuple(ours), _tuple(theirs), exact, strict=True):
+        both = tree_leaves(ours), tree_leaves(theirs)
+        for our_table, their_table, true in zip(*both, exact, strict=True):
             assert (our_table.shape, our_table.dtype) == (narrow[0].shape, dtype)
             unit = torch.finfo(dtype).eps * true.abs().max()
             error = (our_table.double() - true).abs().max()
@@ -139,13 +139,7 @@ def test_replaced_rotation_with_unusual_arguments_calls_the_function():
         rotations.rotate_like(rows, apply_rotary_emb, x, short)
 
 
-def _tuple(value):
-    return value if isinstance(value, tuple) else (value,)
-
-
 class Recording(dict[str, Any]):
-    """A configuration without keys, which notes those that are read."""
-
     def __init__(self):
         self.read = set()
 
@@ -187,10 +181,8 @@ def test_from_config_counts_positions_of_a_grid_as_the_module(name):
     *frames, height, width = (n // m for n, m in zip(latents.shape[2:], patches, strict=True))
     at = positions(height, width, **({"frames": frames[0]} if frames else {}))
     cos, sin = rope.cos_sin(at, rope.rotary_dim)
-    theirs = module(latents)
-    form = "halves" if rope.layout == "half" else "neighbours"
-    pairs = slice(cos.shape[-1]) if form == "halves" else slice(None, None, 2)
-    for our_table, their_table in zip((cos, sin), theirs, strict=True):
+    pairs = slice(cos.shape[-1]) if rope.layout == "half" else slice(None, None, 2)
+    for our_table, their_table in zip((cos, sin), module(latents), strict=True):
         flat = their_table.reshape(-1, their_table.shape[-1])[:, pairs]
         np.testing.assert_allclose(our_table, flat, rtol=0, atol=OWN)
 
@@ -231,7 +223,6 @@ def test_from_config_refuses_wrong_grids():
 
 
 def test_from_config_and_pickle_import_no_torch():
-    """Nor does a copy by pickle."""
     program = (
         "import pickle\n"
         "from rope_xp.integrations.diffusers import from_config\n"

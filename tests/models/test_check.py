@@ -33,11 +33,10 @@ def forward(compute, *, of_instance=False):
         return angles.cos(), angles.sin()
 
     def change_forward(model):
-        rotary = model.model.rotary_emb
+        rotary, kind = model.model.rotary_emb, type(model.model.rotary_emb)
         if of_instance:
             rotary.forward = run.__get__(rotary)
         else:
-            kind = type(rotary)
             rotary.__class__ = type(kind.__name__, (kind,), {"forward": run})
 
     return change_forward
@@ -49,6 +48,10 @@ def in_bfloat16(positions, frequencies):
 
 def by_matmul(positions, frequencies):
     return positions.float() @ frequencies[None, None].expand(len(positions), 1, -1)
+
+
+def scale(model):
+    model.model.rotary_emb.attention_scaling = 1.25
 
 
 # Kind, what breaks a small Llama, words of the sentence.
@@ -64,11 +67,7 @@ BROKEN = {
     "base": ("unlike the configuration", buffer(lambda w: w**2), "of base 1e+08"),
     "factor": ("unlike the configuration", buffer(lambda w: w / 4), "Linear(factor=4.0)"),
     "length": ("unlike the configuration", buffer(lambda w: w[:4]), "the configuration says"),
-    "scaling": (
-        "attention factor",
-        lambda model: setattr(model.model.rotary_emb, "attention_scaling", 1.25),
-        "attention_scaling is 1.25",
-    ),
+    "scaling": ("attention factor", scale, "attention_scaling is 1.25"),
     "angles": ("angles", forward(in_bfloat16, of_instance=True), "computed in bfloat16"),
     "off by one": ("angles", forward(lambda p, w: (p + 1) * w), "off from position 0 on"),
     "a class in bfloat16": ("angles", forward(in_bfloat16), "computed in bfloat16"),
@@ -229,7 +228,6 @@ EXPECTED = {"phi3": ["two regimes"]}
     "model_type", ["qwen2_vl", *(m if m in RIGHT else exhaustive(m) for m in MODELS)]
 )
 def test_check_of_a_model_that_is_right_finds_and_changes_nothing(model_type):
-    """A check changes nothing."""
     model = vision_language()[0] if model_type == "qwen2_vl" else make(model_type)
     before = {name: value.clone() for name, value in model.named_buffers()}
     assert [f.kind for f in check(model)] == EXPECTED.get(model_type, [])

@@ -78,9 +78,8 @@ def test_frequencies_of_each_head_rotate_as_ltx_2(modality):
     """Angles that run on from head to head: each has its own components and frequencies."""
     ltx = pytest.importorskip("diffusers.models.transformers.transformer_ltx2")
     heads, dim = 4, 128
-    rope = ltx.LTX2AudioVideoRotaryPosEmbed(
-        dim, rope_type="split", num_attention_heads=heads, modality=modality
-    )
+    options = {"rope_type": "split", "num_attention_heads": heads, "modality": modality}
+    rope = ltx.LTX2AudioVideoRotaryPosEmbed(dim, **options)
     shape = (2, 3, 4) if modality == "video" else (24,)
     coords = rope.prepare_coords(1, *shape, device="cpu")
     tables = rope(coords)

@@ -26,7 +26,6 @@ def nest(levels, key):
 
 
 def double(levels):
-    """Return 2**levels lists, of which each level has the same one twice."""
     content = []
     for _ in range(levels):
         content = [content, content]

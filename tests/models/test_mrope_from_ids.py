@@ -39,7 +39,6 @@ def load(name):
 
 
 def pad(rows, value=0):
-    """Return rows padded in front to one length, and their attention mask."""
     missing = [max(map(len, rows)) - len(row) for row in rows]
     ids = [[value] * n + row for n, row in zip(missing, rows, strict=True)]
     mask = [[0] * n + [1] * len(row) for n, row in zip(missing, rows, strict=True)]
@@ -147,7 +146,6 @@ def test_mrope_of_spans_is_that_of_the_model(spans, second, tokens_per_second):
 
 
 def audio_length(name, tokens):
-    """Return a length of features that makes as many tokens, by the model's own formula."""
     if name == "qwen2_5_omni":
         return 4 * tokens
     module = importlib.import_module("transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe")
@@ -190,13 +188,12 @@ def test_positions_of_qwen_omni_are_those_of_the_model(name, seconds, audio_toke
 def test_positions_of_glm_image_are_those_of_the_model(images):
     model = load("glm_image")
     config = model[1]
+    start, end = config.image_start_token_id, config.image_end_token_id
 
     def build_row(sizes):
-        row = [TEXT] * 3
-        for h, w in sizes:
-            inside = [config.image_token_id] * (h * w)
-            row += [config.image_start_token_id, *inside, config.image_end_token_id, TEXT]
-        return [*row, TEXT, config.image_start_token_id]  # of the image to be generated
+        images = [[start, *[config.image_token_id] * (h * w), end, TEXT] for h, w in sizes]
+        inside = [token for image in images for token in image]
+        return [*[TEXT] * 3, *inside, TEXT, start]  # of the image to be generated
 
     counts = [len(images) + 2, len(images) + 1]
     rows = [build_row(images), [TEXT, *build_row([(w, h) for h, w in images])]]
@@ -244,7 +241,6 @@ TEXTS = ([], [TEXT], [TEXT, 25, TEXT, TEXT], [25], [25, 25])
 
 
 def draw_minicpm_prompt(rng, merge):
-    """Return a random row of tokens and the grids of its images, as the processor writes them."""
     ids = []
     grids = {26: [], 27: []}
 

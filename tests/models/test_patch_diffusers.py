@@ -32,7 +32,6 @@ OUTPUTS = 2e-5
 
 
 def models(*names):
-    """Parametrize a test by all small models, of which the short suite runs these."""
     chosen = [s if s.name in names else exhaustive(s) for s in SMALL]
     return pytest.mark.parametrize("small", chosen, ids=str)
 

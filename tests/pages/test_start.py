@@ -24,7 +24,6 @@ SHOWN = re.compile(
 
 
 def load(name):
-    """Return what a file defines, without running its main."""
     if name in NEEDS:
         pytest.importorskip(NEEDS[name])
     return runpy.run_path(str(DOCS / "examples" / "start" / f"{name}.py"), run_name="example")
@@ -58,7 +57,6 @@ def test_start_example_runs(name, capsys):
 
 
 def test_start_example_with_heads_first_is_llama():
-    """The module with the weights of transformers' own, prefill and decode, beside that."""
     example = load("attention_huggingface")
     transformers = pytest.importorskip("transformers")
     import torch
@@ -74,10 +72,8 @@ def test_start_example_with_heads_first_is_llama():
     ours = example["Attention"](example["CONFIG"])
     ours.load_state_dict(theirs.state_dict())
     rope, x = example["rope_xp"].from_hf_config(config), torch.randn(2, 9, 256)
-    embedding, caches = (
-        llama.LlamaRotaryEmbedding(config),
-        [transformers.DynamicCache() for _ in "ab"],
-    )
+    embedding = llama.LlamaRotaryEmbedding(config)
+    caches = [transformers.DynamicCache() for _ in "ab"]
     for first, last in ((0, 5), (5, 8), (8, 9)):
         part, indices = x[:, first:last], torch.arange(first, last)[None]
         result = ours(part, rope.at(indices, like=part[..., :32]), caches[0])
@@ -87,24 +83,18 @@ def test_start_example_with_heads_first_is_llama():
 
 
 def test_start_example_of_decoding_compiles_once():
-    """One graph of the prefill and one of a token, wherever it stands."""
     example = load("attention_torch")
     import torch
+    from torch._dynamo.testing import CompileCounter
 
-    graphs = []
-
-    def count(graph, inputs):
-        graphs.append(inputs)
-        return graph
-
-    attention = torch.compile(example["Attention"](64, 4, 2), backend=count, fullgraph=True)
+    counter = CompileCounter()
+    attention = torch.compile(example["Attention"](64, 4, 2), backend=counter, fullgraph=True)
     with torch.no_grad():
         example["generate"](attention, torch.randn(1, 12, 64), example["Cache"](1, 16, 2, 16), 6)
-    assert len(graphs) == 2
+    assert counter.frame_count == 2  # of the prefill, and of a token
 
 
 def test_start_example_with_grouped_heads_is_llama():
-    """The fused module of torch, on the weights of transformers' own."""
     example = load("attention_torch")
     pytest.importorskip("transformers")
     import torch
@@ -129,7 +119,6 @@ def test_start_example_with_grouped_heads_is_llama():
 
 
 def test_start_example_of_jax_has_the_loss_and_gradients_of_the_formula():
-    """Its loss and gradients, at positions where products in float32 are right too."""
     example = load("decoder_jax")
     import jax
 

@@ -103,8 +103,6 @@ def test_max_distance_depends_on_neither_block_nor_limit(at_once, monkeypatch):
 
 
 class Fixed(scaling.Scaling):
-    """A scaling with frequencies of its own."""
-
     def __init__(self, *frequencies):
         self.fixed = frequencies
 

@@ -62,7 +62,6 @@ def test_attention_of_tokens_that_attend_to_nothing_is_zero():
 
 
 def test_attention_with_a_cache_is_the_last_rows():
-    """With a cache: positions of its own for q, and a mask instead of causal."""
     q, k, v = build_qkv()
     rope, at = RoPE(layout="half"), np.arange(12)
     whole = attention.attention(q, k, v, rope=rope, causal=True)
@@ -155,7 +154,6 @@ def test_scores_are_products_of_rotated_heads_scaled(layout):
     st.integers(1, 4), st.integers(1, 5), st.booleans(),
 )  # fmt: skip
 def test_results_have_the_shapes_of_heads_and_tokens(b, s, t, kv, g, half, dv, causal):
-    """One token, one head and no batch at all included."""
     q, k, v = normal(b, s, kv * g, 2 * half), normal(b, t, kv, 2 * half), normal(b, t, kv, dv)
     options = {"rope": RoPE(), "k_positions": np.arange(t)}
     assert attention.scores(q, k, **options).shape == (b, kv * g, s, t)

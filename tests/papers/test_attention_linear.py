@@ -16,7 +16,6 @@ normal = partial(oracles.normal, dtype="float64")
 
 
 def double(x):
-    """Return more features than head_dim."""
     return np.exp(np.concatenate([x, -x], axis=-1))
 
 

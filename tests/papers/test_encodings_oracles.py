@@ -81,18 +81,6 @@ def test_t5_buckets_never_go_back(buckets, beyond, bidirectional):
     assert result[max_distance] == result[max_distance + 1] == directed - 1
 
 
-@pytest.mark.parametrize("decoder", [True, False])
-def test_t5_bias_is_that_of_transformers(decoder):
-    torch = pytest.importorskip("torch")
-    t5 = pytest.importorskip("transformers.models.t5.modeling_t5")
-    far = {"relative_attention_num_buckets": BUCKETS, "relative_attention_max_distance": 20}
-    config = t5.T5Config(num_heads=3, d_model=12, d_kv=4, is_decoder=decoder, **far)
-    layer = t5.T5Attention(config, has_relative_attention_bias=True, layer_idx=0)
-    q, bias = torch.zeros(1, 30, 3, 4), layer.relative_attention_bias.weight
-    result = encodings.t5_bias(q, q, bias, max_distance=20, bidirectional=not decoder)
-    torch.testing.assert_close(result, layer.compute_bias(30, 30), rtol=0, atol=0)
-
-
 def test_deberta_is_that_of_transformers():
     torch = pytest.importorskip("torch")
     deberta = pytest.importorskip("transformers.models.deberta_v2.modeling_deberta_v2")

@@ -21,12 +21,9 @@ every_combination = pytest.mark.parametrize(("attention", "encoding"), COMBINATI
 @pytest.fixture(scope="module")
 def tensors():
     """A part of the text, which takes seconds to read as a whole."""
-    train, held_out = (
-        tiny_shared.tokens(
-            "\n\n".join(doc for name in names for doc in tiny_shared.docstrings(name))
-        )
-        for names in (tiny_shared.TRAIN[:8], tiny_shared.HELD_OUT[:4])
-    )
+    parts = (tiny_shared.TRAIN[:8], tiny_shared.HELD_OUT[:4])
+    docs = ([doc for name in names for doc in tiny_shared.docstrings(name)] for names in parts)
+    train, held_out = (tiny_shared.tokens("\n\n".join(each)) for each in docs)
     return torch.from_numpy(train), torch.from_numpy(held_out[:1025])
 
 

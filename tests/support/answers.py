@@ -33,7 +33,6 @@ def _draw_arrays(axes):
 
 
 def _import_module(module):
-    """Return a module, or None where it, or what it needs, is not installed."""
     with contextlib.suppress(ImportError):
         return importlib.import_module(module)
     return None

@@ -29,7 +29,7 @@ from rope_xp import RoPE
 if __name__ == "__main__":  # a program finds its neighbours, and not the package that they are in
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from support.rounding import nearest  # as above
+from support.rounding import nearest
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -108,8 +108,6 @@ NOT_CALLED = {
 
 @dataclass(frozen=True)
 class Unit:
-    """A configuration class and a rotary module that can be built from it."""
-
     directory: str
     config: Any
     rotary: type
@@ -121,7 +119,6 @@ class Unit:
 
 
 def list_directories():
-    """Return the model directories with a rotary module, found without importing them."""
     files = MODELS.glob("*/modeling_*.py")
     names = {path.parent.name for path in files if ROTARY.search(path.read_text(encoding="utf-8"))}
     return sorted(names.difference(UNREADABLE))
@@ -297,11 +294,10 @@ def _compute_tables(module, label, rope, generator):
         return grid + 1, (cos.flatten(1, 2), sin.flatten(1, 2))
     components = 1 if rope.position_axes is None else max(rope.position_axes) + 1
     positions = torch.randint(TOKENS, (components, 1, TOKENS), generator=generator)
+    positions = positions[0] if components == 1 else positions
     axial = isinstance(rope.scaling, rope_xp.scaling.Axial)
-    argument = positions[:, 0].T if axial else positions[0] if components == 1 else positions
     more = {"layer_type": label} if label else {}
-    tables = module(torch.zeros(1), argument, **more)
-    return positions[0] if components == 1 else positions, tables
+    return positions, module(torch.zeros(1), positions[:, 0].T if axial else positions, **more)
 
 
 NAMES = ("apply_rotary_pos_emb_interleave", "apply_rotary_pos_emb", "apply_rotary_emb")
@@ -371,9 +367,8 @@ class _Float64Mode(TorchFunctionMode):
         args, kwargs = tree_map(
             lambda v: wider.get(v, v) if isinstance(v, torch.dtype) else v, (args, kwargs or {})
         )
-        return (torch.Tensor.double if function is torch.Tensor.float else function)(
-            *args, **kwargs
-        )
+        function = torch.Tensor.double if function is torch.Tensor.float else function
+        return function(*args, **kwargs)
 
 
 @contextmanager
@@ -398,12 +393,11 @@ def compute_float64_tables(unit):
         module = unit.rotary(unit.config).eval()
         for label in _buffers(module) or {"": None}:
             rope = select_rope(ropes, label).for_length(TOKENS)
+            positions, generator = torch.arange(TOKENS), torch.Generator().manual_seed(0)
             wanted = list(inspect.signature(module.forward).parameters)
             if wanted == ["hidden_states"] and not hasattr(module, "freqs_ci"):
-                positions = torch.arange(TOKENS)
                 both = tuple(module(torch.zeros(1, TOKENS, 1)))
             else:
-                generator = torch.Generator().manual_seed(0)
                 positions, both = _compute_tables(module, label, rope, generator)
             cos, sin = both if isinstance(both, tuple) else (both.real, both.imag)
             assert cos.dtype == torch.float64

@@ -41,7 +41,6 @@ class FetchedAddresses(HTMLParser):
 
 
 def find_addresses(path):
-    """Return the addresses that a built file fetches."""
     text = path.read_text("utf-8")
     if path.suffix == ".css":
         return IN_STYLE.findall(text)

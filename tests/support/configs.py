@@ -43,7 +43,6 @@ SCALINGS = [
 
 
 def list_spellings(name, keys):
-    """Return the same parameters as transformers 5 and as two versions of 4 wrote them."""
     return {
         "rope_parameters": {"rope_parameters": {"rope_type": name, "rope_theta": BASE, **keys}},
         "rope_scaling": {"rope_theta": BASE, "rope_scaling": {"rope_type": name, **keys}},

@@ -46,7 +46,6 @@ def embeddings():
 
 
 def methods():
-    """Return the classes with a method that calls a function that rotates, by the method's name."""
     return {
         f"{prefix}.{member.__qualname__}": kind
         for prefix, kind in _list_classes()
@@ -65,8 +64,6 @@ def _names(code):
 
 
 class SmallModule(NamedTuple):
-    """The arguments of a small rotary module, and the configuration of its model."""
-
     fields: dict[str, Any]
     config: dict[str, Any]
 
@@ -204,8 +201,6 @@ _ROWS = np.stack([_LINE, _LINE + 2, _LINE * 3])
 
 
 class Hand(NamedTuple):
-    """A module, its tables (tokens, r/2), and what rope_xp makes them of."""
-
     fields: dict[str, Any]
     theirs: Callable[[Any], tuple[Any, Any]]
     rope: RoPE
@@ -215,8 +210,6 @@ class Hand(NamedTuple):
 
 @dataclass(frozen=True)
 class FrequencyList(scaling.Scaling):
-    """A scaling rule that is a list of frequencies."""
-
     series: tuple[float, ...]
 
     def frequencies(self, base, rotary_dim):
@@ -229,7 +222,6 @@ def _angles(module):
 
 
 def _pick(index, *arguments):
-    """Return a function that calls a module and takes a part of its cos and sin."""
     return lambda module: tuple(table[index] for table in module(*arguments))
 
 

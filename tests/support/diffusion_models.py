@@ -19,7 +19,6 @@ class Small(NamedTuple):
         return self.name
 
     def make(self):
-        """Return a model with the same weights at each call, and its arguments."""
         torch.manual_seed(0)
         model = getattr(diffusers, self.class_name)(**self.fields).eval()
         with torch.no_grad():

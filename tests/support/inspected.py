@@ -46,7 +46,6 @@ CONFIGS = {**REAL, **SMALL}
 
 
 def build_reporter(tmp_path, capsys):
-    """Return a function from a configuration to the JSON object of its report."""
 
     def refuse(name):
         raise AssertionError(f"{name} is no JSON")
@@ -60,7 +59,6 @@ def build_reporter(tmp_path, capsys):
 
 
 def paste(report):
-    """Return what the lines in Python of a report assign."""
     names = {"rope_xp": rope_xp}
     for layers in report["layers"]:
         exec(layers["python"], names)

@@ -17,8 +17,6 @@ os.environ.setdefault("KERAS_BACKEND", "torch")
 
 @dataclass(frozen=True)
 class Framework:
-    """A module of rope_xp.layers."""
-
     name: str
     arrays: str  # the library whose arrays it takes
     state: Callable[[Any], list[Any]]

@@ -20,7 +20,6 @@ def logits(model, tokens=TOKENS, **more):
 
 
 def gradients(model, *parts):
-    """Return the gradients of weights whose names have one of these parts."""
     model.zero_grad()
     model(TOKENS, use_cache=False).logits.square().mean().backward()
     weights = [w for name, w in model.named_parameters() if any(part in name for part in parts)]
@@ -57,6 +56,5 @@ def modeling(kind):
 
 
 def replaced(kind, form, name="apply_rotary_pos_emb"):
-    """Return a function of a kind of models, and what replaces it in one that is patched."""
     function = getattr(modeling(kind), name)
     return function, _replacements.build_replacement(name, function, None, [form])

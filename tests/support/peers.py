@@ -20,7 +20,6 @@ def torchtune_cache():
 
 
 def torchtune(x, positions):
-    """Neighbours as a last axis of two, with a cache of (rows, pairs, 2)."""
     pairs = x.float().reshape(*x.shape[:-1], -1, 2)
     cache = torchtune_cache()[positions].view(-1, pairs.size(1), 1, pairs.size(3), 2)
     first = pairs[..., 0] * cache[..., 0] - pairs[..., 1] * cache[..., 1]
@@ -29,7 +28,6 @@ def torchtune(x, positions):
 
 
 def meta(q, k, positions):
-    """Complex numbers of neighbours, as Meta's code for Llama has them."""
     angles = compute_angles(positions, base=5e5)
     turns = torch.polar(torch.ones_like(angles), angles)[None, :, None]
     pairs = (torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2)) for x in (q, k))
@@ -54,7 +52,6 @@ def flash_tables(positions):
 
 
 def gpt_neox(q, k, cos, sin):
-    """rotate_half of a part of the head; the rest is put behind it again."""
     cos, sin = cos[:, None], sin[:, None]
     r = cos.shape[-1]
 
@@ -67,7 +64,6 @@ def gpt_neox(q, k, cos, sin):
 
 
 def liger(q, k, cos, sin):
-    """The two halves of a head by the left half of the tables, as its kernel writes them."""
     n = cos.shape[-1] // 2
     c, s = cos[:, None, :, :n], sin[:, None, :, :n]
     halves = ((x[..., :n], x[..., n:]) for x in (q, k))

@@ -73,7 +73,6 @@ MODELS = {
 
 
 def make(model_type, model=transformers.AutoModelForCausalLM, **more):
-    """Return a model for text with the same weights at each call."""
     fields = {**SMALL, **MODELS.get(model_type, {}), **more}
     config = transformers.AutoConfig.for_model(model_type, **fields)
     torch.manual_seed(0)

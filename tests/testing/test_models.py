@@ -16,7 +16,6 @@ SHORT = ("deepseek_v3", "gpt_oss", "qwen3_vl", "pixtral")
 
 
 def identify_unit(unit, module, label, rope):
-    """Return what is identified of a model's own rotation, and its head_dim."""
     more = {"layer_type": label} if label else {}
     rotate = census.find_function(unit)
     first = next(iter(inspect.signature(rotate).parameters))
@@ -44,18 +43,12 @@ def identify_unit(unit, module, label, rope):
             return rotate(x, x, *given, unsqueeze_dim=2)[1]
         return rotate(x, x, *(given if isinstance(given, tuple) else (given,)))[1]
 
-    def function(x, positions):
-        return one(x, tables(positions))
-
-    found = identify(
-        function, head_dim, axes="bshd" if flat else axes, components=components,
-        like=torch.zeros(1), heads=3,
-    )  # fmt: skip
-    return found, head_dim
+    options = {"components": components, "heads": 3, "like": torch.zeros(1)}
+    axes = "bshd" if flat else axes
+    return identify(lambda x, p: one(x, tables(p)), head_dim, axes=axes, **options), head_dim
 
 
 def list_problems(unit):
-    """Return faults of a unit, and differences from the RoPE of its configuration."""
     module = unit.rotary(unit.config).eval()
     ropes = census.read_ropes(unit)
     problems = []
@@ -68,7 +61,6 @@ def list_problems(unit):
 
 
 def takes_positions(unit):
-    """Return whether a unit's rotary module takes positions."""
     module = unit.rotary(unit.config)
     wanted = list(inspect.signature(type(module).forward).parameters)
     return not (hasattr(module, "freqs_ci") or "pixel_values" in wanted or wanted == ["self", "x"])

@@ -32,8 +32,6 @@ TORCH, NUMPY = torch.zeros(1), np.zeros(1, np.float32)
 
 
 class Peer(NamedTuple):
-    """A library's rotation, and the RoPE that it is."""
-
     function: Callable[..., Any]
     rope: RoPE
     axes: str = "bshd"

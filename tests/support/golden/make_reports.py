@@ -14,7 +14,6 @@ HERE = Path(__file__).parent
 
 
 def reports():
-    """Yield the name of each configuration, and what is printed of it."""
     for path in sorted((HERE / "configs").glob("*.json")):
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             main(["inspect", str(path)])
