@@ -40,24 +40,6 @@ def test_learned_frequencies_rotate_as_mochi():
         assert_as_close_as_theirs(ours, theirs, angle, sums=3)
 
 
-def test_learned_frequencies_rotate_as_mistral_large_4():
-    """A learned factor for each frequency, exp(alpha), which its own code does not follow."""
-    model = pytest.importorskip("transformers.models.mistral_large4.modeling_mistral_large4")
-    config = model.MistralLarge4TextConfig()
-    rope = model.MistralLarge4TextRotaryEmbedding(config)
-    rope.alpha.copy_(0.2 * sample(len(rope.alpha)))
-    r = 2 * len(rope.alpha)
-    q, k = sample(1, 4, 48, r), sample(1, 1, 48, r)
-    ids = torch.arange(48)[None]
-    cos, sin = rope(q, ids)
-    frequencies = rope.inv_freq * rope.alpha.exp()
-    theirs = model.apply_rotary_pos_emb_interleave(q, k, cos, sin)
-    rotated = apply_frequencies(q, k, ids, frequencies, layout="interleaved_to_half", axes="bhsd")
-    for ours, own in zip(rotated, theirs, strict=True):
-        scaled = ours * rope.attention_scaling
-        assert_as_close_as_theirs(scaled, own, 48 * frequencies.max().item())
-
-
 def test_learned_frequencies_rotate_as_rope_mixed():
     """Heo et al. 2024, as in timm: two learned components for each head, columns first."""
     rows, columns = (torch.from_numpy(axis) for axis in positions.grid(6, 5))

@@ -127,11 +127,7 @@ def meta():
 
 
 LIBRARIES = {
-    "torchtune": torchtune,
-    "transformers": transformers,
-    "rotary-embedding-torch": rotary_embedding_torch,
-    "flash-attn": flash_attn,
-    "keras-hub": keras_hub,
-    "equinox": equinox,
-    "Meta's llama": meta,
-}
+    "torchtune": torchtune, "transformers": transformers,
+    "rotary-embedding-torch": rotary_embedding_torch, "flash-attn": flash_attn,
+    "keras-hub": keras_hub, "equinox": equinox, "Meta's llama": meta,
+}  # fmt: skip

@@ -26,13 +26,9 @@ GEMMA4 = {
     },
 }
 NEOX = {
-    "model_type": "gpt_neox",
-    "hidden_size": 6144,
-    "num_attention_heads": 64,
-    "max_position_embeddings": 2048,
-    "rotary_pct": 0.25,
-    "rotary_emb_base": 10000,
-}
+    "model_type": "gpt_neox", "hidden_size": 6144, "num_attention_heads": 64,
+    "max_position_embeddings": 2048, "rotary_pct": 0.25, "rotary_emb_base": 10000,
+}  # fmt: skip
 DYNAMIC = {
     "model_type": "llama",
     "head_dim": 64,
