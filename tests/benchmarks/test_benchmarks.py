@@ -61,13 +61,14 @@ def test_benchmark_runs(few_tokens, benchmark, index, capsys):
         assert math.isfinite(benchmark.do_run())  # a difference of two times may be below 0
 
 
+COMPILED = ("torch_compile", "engine")
 RIVALS = [
     ("numpy:cpu", "onnxruntime", "float32"),
     *(
         pytest.param(
             *(target, rival, dtype),
-            # Code is generated for it, which takes seconds.
-            marks=on_gpu(target) or [pytest.mark.exhaustive] * (rival == "torch_compile"),
+            # They are compiled, which takes seconds.
+            marks=on_gpu(target) or [pytest.mark.exhaustive] * (rival in COMPILED),
         )
         for target, rival, dtype in itertools.product(
             targets.NAMES, rival_calls.RIVALS, inputs.DTYPES

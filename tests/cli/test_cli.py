@@ -11,6 +11,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 from support import oracles, programs
+from support.inspected import LLAMA
 
 import rope_xp
 from rope_xp import __main__ as cli
@@ -141,7 +142,7 @@ def test_demo_finds_nan_and_libraries_that_differ():
 def test_python_m_in_a_folder_runs_no_file_of_it(tmp_path):
     for name in ("numpy", "argparse", "llvmlite"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('it ran')\n")
-    (tmp_path / "config.json").write_text('{"model_type": "llama", "head_dim": 64}')
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     command = [sys.executable, "-m", "rope_xp", "inspect", "."]
     paths = os.pathsep.join((str(programs.ROOT), str(programs.ROOT / "backends")))
     environment = programs.environment(PYTHONPATH=paths)

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.exhaustive import exhaustive
 from support.inspected import GOLDEN, LLAMA
 
 import rope_xp
@@ -86,7 +87,11 @@ def test_info_says_first_what_is_missing(monkeypatch):
 
 @pytest.mark.parametrize(
     ("arguments", "unbuffered"),
-    [(["inspect", PHI3], {}), (["--help"], {}), (["inspect", PHI3], {"PYTHONUNBUFFERED": "1"})],
+    [
+        (["inspect", PHI3], {}),
+        exhaustive(["--help"], {}),
+        (["inspect", PHI3], {"PYTHONUNBUFFERED": "1"}),
+    ],
 )
 def test_command_whose_reader_goes_away_ends_as_by_sigpipe(arguments, unbuffered):
     command = [sys.executable, "-W", "error", "-m", "rope_xp", *arguments]

@@ -14,7 +14,12 @@ from rope_xp import Angles, QKNorm, RopeError
 
 # A layer hands its RoPE on: each RoPE is tested once, and each framework several times.
 DEALT = [
-    pytest.param(framework, rope, id=f"{framework.name}-{name}")
+    pytest.param(
+        *(framework, rope),
+        id=f"{framework.name}-{name}",
+        # jax compiles each anew.
+        marks=[pytest.mark.exhaustive] * (name in ("given", "llama3")),
+    )
     for framework, (name, rope) in zip(itertools.cycle(FRAMEWORKS), ROPES.items(), strict=False)
 ]
 

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.exhaustive import exhaustive
 
 pytest.importorskip("mpmath")
 pytest.importorskip("torch")
@@ -15,9 +16,12 @@ sys.path.insert(0, str(DOCS))
 import compare_table  # noqa: E402  # its folder was put on the path above
 
 PAGE = (DOCS / "compare.md").read_text("utf-8")
+SLOW = ("equinox", "transformers")
 
 
-@pytest.mark.parametrize("name", compare_table.PACKAGES)
+@pytest.mark.parametrize(
+    "name", [exhaustive(n) if n in SLOW else n for n in compare_table.PACKAGES]
+)
 def test_errors_of_the_compare_page_are_those_measured(name):
     if name not in compare_table.installed():
         pytest.skip(f"{name} is not installed")

@@ -12,7 +12,7 @@ from rope_xp.scaling import Axial
 from rope_xp.testing import identify
 from rope_xp.testing._compare import list_differences
 
-SHORT = ("deepseek_v3", "gpt_oss", "qwen3_vl", "pixtral")
+SHORT = ("deepseek_v3", "qwen3_vl", "pixtral")
 
 
 def identify_unit(unit, module, label, rope):

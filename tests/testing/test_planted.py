@@ -2,14 +2,17 @@
 
 import numpy as np
 import pytest
+from support.exhaustive import exhaustive
 from support.planted import FAULTS, HALF, HEAD_DIM
 
 from rope_xp import RopeError
 from rope_xp.testing import assert_rotates, identify
 from rope_xp.testing._compare import list_differences
 
+CASES = [exhaustive(fault) if "float16" in fault.name.split() else fault for fault in FAULTS]
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+
+@pytest.mark.parametrize("fault", CASES, ids=lambda fault: fault.name)
 def test_planted_fault_is_named(fault):
     with pytest.raises(AssertionError) as raised:
         assert_rotates(fault.function, fault.meant, HEAD_DIM)
