@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("library", gpu_tune.MODULES)
-def test_tuned_constants_exist(library):
+def test_most_constants_are_there(library):
     if library == "torch":
         pytest.importorskip("triton")
     there = [name for name in gpu_tune.SWEEPS[library] if gpu_tune.known(library, name)]
@@ -25,13 +25,13 @@ def test_tuned_constants_exist(library):
     assert all(gpu_tune.known(library, name) for each in gpu_tune.ALONE[library] for name in each)
 
 
-def test_tuning_times_a_combination():
+def test_one_combination_is_timed():
     pytest.importorskip("torch")
     contenders = {speed["contender"] for speed in gpu_tune.one("torch", "cpu", {}, 1)["speed"]}
     assert contenders == {"copy", "flat copy", gpu_rivals.US, gpu_rivals.IN_PLACE}
 
 
-def test_tuning_leaves_out_what_fails(tmp_path, monkeypatch, capsys):
+def test_what_fails_is_not_timed(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(gpu_tune, "combinations", lambda _: [{"A": 1}, {"A": 2}, {"A": 3}])
     shares = {1: 0.8, 2: 0.95}
 
@@ -59,7 +59,7 @@ def python(code):
     return [sys.executable, "-c", code]
 
 
-def test_step_that_fails_ends_no_other(tmp_path, monkeypatch, capsys):
+def test_a_step_that_fails_ends_no_other(tmp_path, monkeypatch, capsys):
     good = python("import os; print('said', os.environ['MARK'])")
     steps = [
         Step("good", good, 1, 60, {"MARK": "x7"}),
@@ -79,7 +79,7 @@ def test_step_that_fails_ends_no_other(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.exhaustive
-def test_step_that_hangs_is_ended_with_all_that_it_started(tmp_path):
+def test_a_step_that_hangs_is_ended_with_all_that_it_started(tmp_path):
     """What it started would hold the GPU."""
     alive = tmp_path / "alive"
     child = (
@@ -96,7 +96,7 @@ def test_step_that_hangs_is_ended_with_all_that_it_started(tmp_path):
     assert not alive.exists()
 
 
-def test_steps_are_commands_that_exist(capsys):
+def test_the_steps_are_commands_that_there_are(capsys):
     assert gpu_all.main(["--dry-run", "--out", "found"]) == 0
     printed = capsys.readouterr().out
     page = (ROOT / "docs" / "gpu.md").read_text()
@@ -113,7 +113,7 @@ def test_steps_are_commands_that_exist(capsys):
 
 
 @pytest.mark.exhaustive
-def test_steps_together_have_a_deadline(tmp_path, monkeypatch):
+def test_all_steps_together_have_a_deadline(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_all, "GRACE_S", 1)
     # It ignores the interrupt, and so is killed.
     deaf = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(99)"
@@ -129,7 +129,7 @@ def test_steps_together_have_a_deadline(tmp_path, monkeypatch):
 
 
 @pytest.mark.exhaustive
-def test_step_that_is_cut_says_what_failed_so_far(tmp_path, monkeypatch):
+def test_a_step_that_is_cut_says_what_failed_so_far(tmp_path, monkeypatch):
     """It is interrupted first, so that pytest prints its failures and writes junit."""
     monkeypatch.setattr(gpu_all, "GRACE_S", 90)  # two cores run other tests meanwhile
     tests = tmp_path / "test_slow.py"
@@ -150,7 +150,7 @@ def test_step_that_is_cut_says_what_failed_so_far(tmp_path, monkeypatch):
     assert "test_bad" in {case.get("name") for case in cases if case.find("failure") is not None}
 
 
-def test_sanitizer_step_has_a_verdict_of_its_own(tmp_path):
+def test_the_sanitizer_has_a_verdict_of_its_own(tmp_path):
     """Its exit status is none of pytest's, and it runs no test that must fail under it."""
     (step,) = [step for step in gpu_all.steps(tmp_path) if step.name == "sanitizer"]
     status = int(step.command[step.command.index("--error-exitcode") + 1])
@@ -166,7 +166,7 @@ def test_sanitizer_step_has_a_verdict_of_its_own(tmp_path):
                     assert "def test_" not in function or "mark.unsanitized" in function
 
 
-def test_benchmark_in_a_graph_needs_no_asv():
+def test_one_token_in_a_graph_needs_no_asv():
     """Where there is a GPU there may be no asv_runner."""
     code = "import sys; sys.modules['asv_runner'] = None; import asv_benchmarks.in_graph"
     subprocess.run(python(code), cwd=ROOT, check=True)

@@ -57,7 +57,7 @@ def clocks(queue):
 @pytest.mark.parametrize("name", ["events", "host"])
 # A tenth of the reads; most of them; longer than the first reads take, which are then doubled.
 @pytest.mark.parametrize("host", [5e-6, 45e-6, 300e-6])
-def test_clock_times_the_device_and_not_the_host(name, host):
+def test_the_device_is_timed_and_not_the_host(name, host):
     queue = Queue()
     seconds = clocks(queue)[name]
     timing = seconds(queue.call(host, 31e-6))
@@ -66,7 +66,7 @@ def test_clock_times_the_device_and_not_the_host(name, host):
 
 
 @pytest.mark.parametrize("name", ["events", "host"])
-def test_clock_tells_of_a_host_that_is_too_slow(name):
+def test_a_host_that_is_too_slow_is_told_of(name):
     queue = Queue()
     timing = clocks(queue)[name](queue.call(10e-3, 31e-6))
     assert not timing.hidden
@@ -74,7 +74,7 @@ def test_clock_tells_of_a_host_that_is_too_slow(name):
 
 
 @pytest.mark.parametrize("fails_after", [0, 4])
-def test_contender_that_fails_ends_no_other(fails_after):
+def test_a_contender_that_fails_ends_no_other(fails_after):
     """Neither while it warms up nor between two timings."""
     calls = []
 

@@ -21,7 +21,7 @@ pytest.importorskip("torch")
 ONE_HEAD = Case(1, 16, (1,), 64)
 
 
-def test_report_on_the_cpu_names_what_is_missing(tmp_path, monkeypatch, capsys):
+def test_on_the_cpu(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(gpu_report.CASES, "cpu", [Case(2, 3), ONE_HEAD])
     monkeypatch.setitem(sys.modules, "liger_kernel", None)
     monkeypatch.setitem(sys.modules, "transformers.models.llama.modeling_llama", None)
@@ -131,14 +131,14 @@ def judge(report):
         ({"peak": 1.5}, ["torch, peak", "cupy, peak"]),
     ],
 )
-def test_bar_that_is_missed_is_named(changed, fails):
+def test_a_bar_that_is_missed_is_named(changed, fails):
     missed = [name for name, verdict in judge(build_report(**changed)).items() if verdict != "yes"]
     assert len(missed) == len(fails)
     for name, start in zip(missed, fails, strict=True):
         assert name.startswith(start)
 
 
-def test_picture_of_a_report_has_its_contenders(tmp_path):
+def test_the_picture(tmp_path):
     pytest.importorskip("matplotlib")
     path = tmp_path / "report.svg"
     gpu_picture.draw(build_report(), path)
@@ -195,7 +195,7 @@ def as_on_a_gpu(monkeypatch):
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
-def test_report_of_torch_as_on_a_gpu_is_saved_after_each_case(monkeypatch):
+def test_torch_as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(gpu_rivals, "RIVALS", {})
     saved = []
     report = gpu_report.report(
@@ -213,7 +213,7 @@ def test_report_of_torch_as_on_a_gpu_is_saved_after_each_case(monkeypatch):
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
-def test_contender_that_breaks_at_one_size_is_missing_there_alone(monkeypatch):
+def test_what_breaks_at_one_size_is_missing_there_alone(monkeypatch):
     def refuse(message):
         raise RuntimeError(message)
 
@@ -244,7 +244,7 @@ def test_contender_that_breaks_at_one_size_is_missing_there_alone(monkeypatch):
     assert "not measured" in gpu_bars.markdown(report)
 
 
-def test_contenders_of_a_gpu_are_those_of_the_bars():
+def test_the_contenders_of_a_gpu_are_those_of_the_bars():
     """A bar about a contender of another name would never be measured."""
     assert gpu_rivals.IN_JIT in gpu_rivals.contenders(targets.find("jax:cpu"), False)[0]
     found, missing = gpu_rivals.contenders(targets.find("torch:cpu"), False)

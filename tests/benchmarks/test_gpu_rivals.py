@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 
 
 def flash(x, cos, sin, interleaved=False, inplace=False, seqlen_offsets=0, cu_seqlens=None):
+    """Rotate halves in float32, with the signature of flash-attn."""
     cos, sin, (a, b) = cos[:, None].float(), sin[:, None].float(), x.float().chunk(2, -1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)
 
@@ -31,7 +32,7 @@ def install(monkeypatch, name, function):
 
 
 @pytest.mark.parametrize("fault", ["other way", "other layout", "one array", "NaN"])
-def test_rival_that_rotates_differently_is_not_timed(fault, monkeypatch):
+def test_what_rotates_differently_is_not_timed(fault, monkeypatch):
     def wrong(x, cos, sin):
         if fault == "NaN":
             return x * float("nan")
@@ -47,7 +48,7 @@ def test_rival_that_rotates_differently_is_not_timed(fault, monkeypatch):
     assert missing[gpu_rivals.FLASH].startswith("rotates differently: off by ")
 
 
-def test_rival_that_is_absent_says_what_to_carry(monkeypatch):
+def test_a_package_that_is_absent_says_what_to_carry(monkeypatch):
     for rival in gpu_rivals.RIVALS.values():
         monkeypatch.setitem(sys.modules, rival.module, None)
     contenders, missing = gpu_rivals.contenders(TARGET, False)
@@ -58,7 +59,7 @@ def test_rival_that_is_absent_says_what_to_carry(monkeypatch):
 
 
 @pytest.mark.parametrize("library", ["torch", exhaustive("jax")])
-def test_timed_gradients_are_those_of_the_rotation(library):
+def test_gradients_are_those_of_the_rotation(library):
     """What is timed is what is meant: the gradient of a rotation turns back."""
     target = targets.find(f"{library}:cpu")
     arrays, positions = gpu_measure.inputs(target, gpu_measure.CHECKED)
