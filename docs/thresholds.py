@@ -73,11 +73,11 @@ def kib(tokens: int) -> int:
 
 
 def threads() -> str:
-    """BYTES_A_THREAD: when a second thread pays."""
+    """ELEMENTS_A_THREAD: when a second thread pays."""
     lines = ["| q and k, KiB | 1 thread, us | 2 threads, us |", "|---|---|---|"]
     for tokens in (16, 64, 128, 192, 256, 384, 512, 1024, 4096):
-        one = by_kernel(tokens, "BYTES_A_THREAD", NEVER)
-        two = by_kernel(tokens, "BYTES_A_THREAD", kib(tokens) * 1024 // 2)
+        one = by_kernel(tokens, "ELEMENTS_A_THREAD", NEVER)
+        two = by_kernel(tokens, "ELEMENTS_A_THREAD", kib(tokens) * 128)
         lines.append("| {} | {:.0f} | {:.0f} |".format(kib(tokens), *microseconds(one, two)))
     return "\n".join(lines)
 

@@ -10,6 +10,7 @@ from rope_xp._arguments.slots import move_slots, rotate_into_slots
 from rope_xp._core.typing import Array, ArrayT
 from rope_xp._dispatch import call_cache, choose
 from rope_xp._dispatch.norm import QKNorm, read_norm
+from rope_xp._dispatch.recent_calls import recall
 from rope_xp._frequencies import RopeFields
 from rope_xp.angles import Angles, build_angles
 
@@ -131,13 +132,14 @@ class RoPE(RopeFields):
         if slots is not None:
             options = {"positions": positions, "k_positions": k_positions, "norm": norm}
             return rotate_into_slots(q, k, slots, axes, out, self.apply, **options)
-        signature = None
-        if k_positions is None:
-            arrays = q, k
-            signature = call_cache.signature(self, arrays, positions, axes, out, False, None, norm)
-        rotated_q, rotated_k = call_cache.run(
-            signature, parse.apply, self, q, k, positions, axes, k_positions, out, norm
-        )
+        if k_positions is not None:
+            results = choose.run(parse.apply(self, q, k, positions, axes, k_positions, out, norm))
+        else:
+            call = self, (q, k), positions, axes, out, False, norm
+            cached = recall(*call)
+            arguments = self, q, k, positions, axes, None, out, norm
+            results = cached or call_cache.run(*call, parse.apply, *arguments)
+        rotated_q, rotated_k = results
         return rotated_q, rotated_k
 
     def rotate(
@@ -213,9 +215,12 @@ class RoPE(RopeFields):
         norm: tuple[ArrayT, float] | QKNorm | None = None,
     ) -> ArrayT:
         norm, outs = read_norm(norm), None if out is None else (out,)
-        signature = call_cache.signature(self, (x,), positions, axes, outs, inverse, None, norm)
-        options = positions, axes, out, inverse, norm
-        return call_cache.run(signature, parse.rotate, self, x, *options)[0]  # type: ignore[no-any-return]  # same kind as x
+        call = self, (x,), positions, axes, outs, inverse, norm
+        results = recall(*call)
+        if results is None:
+            arguments = self, x, positions, axes, out, inverse, norm
+            results = call_cache.run(*call, parse.rotate, *arguments)
+        return results[0]  # type: ignore[no-any-return]  # same kind as x
 
     def rerotate(
         self,

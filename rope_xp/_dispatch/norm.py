@@ -65,9 +65,11 @@ class QKNorm:
 
 def describe_norm(norm: QKNorm, count: int) -> tuple[Hashable, tuple[Any, ...]]:
     """Return the part of a norm that identifies a call of ``count`` arrays, and given weights."""
-    weights = (norm.q_weight, norm.k_weight)[:count]
-    given = tuple([weight for weight in weights if weight is not None])
-    return (norm.eps, norm.offset, norm.round_between, weights[0] is None, len(given)), given
+    q_weight, k_weight = norm.q_weight, norm.k_weight if count == 2 else None
+    given: tuple[Any, ...] = (q_weight, k_weight)
+    if q_weight is None or k_weight is None:
+        given = tuple([weight for weight in given if weight is not None])
+    return (norm.eps, norm.offset, norm.round_between, q_weight is None, len(given)), given
 
 
 def read_norm(norm: Any) -> Any:

@@ -37,7 +37,7 @@ BATCH = 500
 """How many results are compared at once."""
 MOST_BYTES = 1 << 20
 """Of tables, so that some are evicted all the time."""
-BYTES_A_THREAD = 1 << 10
+ELEMENTS_A_THREAD = 1 << 10
 PAUSE = 0.1
 """Seconds between two calls of clear_caches in a thread of its own."""
 BLOCK = 1 << 15
@@ -438,7 +438,7 @@ def repeat_positions(exact, caller, rows):
 
 
 def main(library, calls, seed):
-    caches.MOST_BYTES, launch.BYTES_A_THREAD = MOST_BYTES, BYTES_A_THREAD
+    caches.MOST_BYTES, launch.ELEMENTS_A_THREAD = MOST_BYTES, ELEMENTS_A_THREAD
     reuse_memory_of_tables()
     if library == "torch":
         importlib.import_module("torch").set_num_threads(3)

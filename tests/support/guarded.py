@@ -81,6 +81,7 @@ def main(path, every="1"):
     if path == "streaming":
         path = "llvm"
         importlib.import_module("rope_xp_backends.cpu.launch").BYTES_TO_STREAM = 1
+        importlib.import_module("rope_xp_backends.cpu.plan").BYTES_TO_RELEASE = -1
     with running(path) as (backend, own):
         for end in (False, True):
             call_cache.CALLS.cache_clear()  # which holds on to tables

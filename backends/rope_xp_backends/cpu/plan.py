@@ -22,19 +22,35 @@ FEW = 8
 """Pairs of the smallest vector step, but for the last ones of a head."""
 BLOCK = 64
 """Tokens whose cos and sin stay in the first cache: 32 KB at head_dim 128."""
+BYTES_TO_RELEASE = 1 << 15
+"""Larger arrays are rotated while other threads run Python. Smaller ones take a microsecond."""
 APART_FROM_BYTES = 1 << 22
 HELD_BYTES = 1 << 21
 """Bytes of cos and sin of a thread (twice as many with mixed components), where tokens of a head
 are adjacent, heads far apart, and arrays have ``APART_FROM_BYTES``: reading many tokens in a row
 streams memory, and fills a new page soon after the kernel zeroed it. 4096 tokens at head_dim 128,
 in float32, take 0.7 of the time of 64 on one core and two of Zen 4."""
+STREAM, CHECK = 1, 2
+"""Bits of a kernel's mode: to write results past the caches, and to check positions first."""
+NO_MEMORY, OUT_OF_RANGE = 1, 2
+"""What a kernel returns that has written nothing; else 0."""
 OPERAND_FIELDS = (
     *("heads", "x_batch", "x_token", "x_head", "x_skip", "y_batch", "y_token", "y_head", "y_skip"),
 )
 TABLES = ("low", "middle", "high", "frequencies", "component")
 """Addresses of tables, in the order of DigitTables."""
 FIELDS = (
-    *("length", "block", "inverse", "negate_given", "copies_given", "before", "behind"),
+    *(
+        "rows",
+        "length",
+        "components",
+        "block",
+        "inverse",
+        "negate_given",
+        "copies_given",
+        "before",
+        "behind",
+    ),
     *("use_tables", "implicit_positions", "has_fraction", "segments", "needs_select"),
     *("a_skip", "a_batch", "a_token", "a_segment", "b_skip", "b_batch", "b_token", "b_segment"),
     *(f"q_{name}" for name in OPERAND_FIELDS),
@@ -122,6 +138,10 @@ class CpuPlan:
     """Batch times tokens of a kernel call."""
     bytes: int
     """Of all arrays, without results."""
+    elements: int
+    """Of the same."""
+    is_short: bool
+    """Whether one kernel call rotates all, and takes less time than to let other threads run."""
     extents: tuple[Extent, ...]
     """Of arrays, results, weights, then angles, around the addresses that a launch is given."""
     overlaps: tuple[tuple[int, int, int, int], ...]
@@ -165,6 +185,8 @@ def build_plan(
         block = max(BLOCK, HELD_BYTES // (2 * max(itemsize, 4) * pairs))
     segments, needs_select = split_segments(angles.component, pairs)
     numbers |= {
+        "rows": batch.length * token.length,
+        "components": max(angles.component, default=0) + 1,
         "length": token.length,
         "block": min(block, token.length),
         "inverse": spec.inverse,
@@ -191,7 +213,7 @@ def build_plan(
         fields = [numbers.get(name, 0) for name in FIELDS]
         params.append(np.array([*fields, *(n for segment in segments for n in segment)], np.int64))
     addresses = tuple([row.ctypes.data for row in params])
-    rows, n = batch.length * token.length, len(operands)
+    rows, n = numbers["rows"], len(operands)
     layouts = *(operand.x for operand in operands), *(operand.y for operand in operands)
     extents = *(measure_extent(*layout, itemsize) for layout in layouts), *inputs
     results = range(n, 2 * n)
@@ -205,6 +227,8 @@ def build_plan(
         addresses,
         rows,
         sum(sizes),
+        sum(sizes) // itemsize,
+        sum(sizes) <= BYTES_TO_RELEASE and len(params) == 1,
         extents,
         tuple(overlaps),
         _arrange_arguments(n, len(inputs) - len(angles.layouts), len(angles.layouts)),

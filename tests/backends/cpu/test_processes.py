@@ -46,7 +46,7 @@ from rope_xp._core import forks
 from rope_xp_backends.cpu import launch, threads
 from rope_xp_backends.numpy import paths
 
-launch.BYTES_A_THREAD, paths.CHUNK_BYTES = 1, 1 << 10
+launch.ELEMENTS_A_THREAD, paths.CHUNK_BYTES = 1, 1 << 10
 # Python 3.12 warns of every fork beside threads, which is what is tested here.
 warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)
 
@@ -135,11 +135,13 @@ def test_arrays_that_are_laid_out_in_another_way(nothing_compiled, monkeypatch, 
     host = importlib.import_module("rope_xp_backends.numpy.host")
     arrays = [sample(rng, 3, 2, 8), sample(rng, 3, 2, 16)[:, ::-1, 3:11]]
     expected = [x.ctypes.data for x in arrays]
-    for has_pointer in (True, False):
-        monkeypatch.setattr(host, "_HAS_POINTER", has_pointer)
-        assert host.locate(arrays) == expected
-    with pytest.raises(TypeError, match=r"reads a numpy.ndarray; got float64"):
-        host.locate([np.float64(5.5)])
+    locate = host.load_locate.__wrapped__()
+    assert locate(arrays) == expected
+    for other in (np.float64(5.5), np.ma.array([1.0]), 7, None):
+        with pytest.raises(TypeError, match="bad argument"):
+            locate([other])
+    monkeypatch.setattr(sys.implementation, "name", "pypy")
+    assert host.load_locate.__wrapped__()(arrays) == expected
 
 
 def test_a_second_kernel_that_fails_finds_nothing_written(nothing_compiled, monkeypatch, rng):

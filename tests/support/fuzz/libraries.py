@@ -77,7 +77,7 @@ class Library:
             patch.setattr(paths, "CHUNK_BYTES", 1 << 8)
             if self.streaming:
                 patch.setattr(launch, "BYTES_TO_STREAM", 1)
-                patch.setattr(launch, "BYTES_A_THREAD", 1)
+                patch.setattr(launch, "ELEMENTS_A_THREAD", 1)
                 patch.setattr(threads, "limit", lambda **_: 3)
             yield
 
