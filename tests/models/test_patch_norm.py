@@ -10,8 +10,9 @@ pytest.importorskip("transformers")
 
 import torch
 from support.exhaustive import exhaustive
-from support.patched import TOKENS, generate, gradients, logits, modeling, refuse
+from support.patched import TOKENS, generate, gradients, logits, refuse
 from support.small_models import MODELS, make, multimodal_text
+from transformers.models.qwen3 import modeling_qwen3
 
 from rope_xp._dispatch import find
 from rope_xp.integrations import _norms
@@ -91,9 +92,9 @@ def test_patched_norms_of_mrope_keep_the_hidden_states():
 
 
 def test_patched_norms_hand_tensors_to_a_function_that_is_replaced_later(monkeypatch):
-    rotate, model = modeling("qwen3").apply_rotary_pos_emb, make_model("qwen3")
+    rotate, model = modeling_qwen3.apply_rotary_pos_emb, make_model("qwen3")
     before, model = logits(model), patch(model, norm=True)
-    monkeypatch.setattr(modeling("qwen3"), "apply_rotary_pos_emb", lambda *xs: rotate(*xs))
+    monkeypatch.setattr(modeling_qwen3, "apply_rotary_pos_emb", lambda *xs: rotate(*xs))
     assert_near(logits(model), before)
 
 
