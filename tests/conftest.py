@@ -21,6 +21,7 @@ except OSError:  # jax's plugin for GPUs, if it is there to compile, would tell 
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Else jax takes three quarters of a GPU's memory, in every process of pytest-xdist.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it advises on odd default configurations
 
 # It has no examples, and its programs set up their process when they are read.
 collect_ignore = ["support"]

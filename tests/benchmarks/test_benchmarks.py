@@ -39,7 +39,7 @@ def combinations():
         on_cpu = {i: values for i, values in cases.items() if not on_gpu(*values)}
         covered = covering([dict(enumerate(values)) for values in on_cpu.values()])
         chosen = {index for n, index in enumerate(on_cpu) if n in covered}
-        slow = ("TorchCompile", "InGraph", "Graphs", "diffusion")
+        slow = ("TorchCompile", "InGraph", "Graphs", "diffusion", "Engine")
         is_slow = any(word in benchmark.name for word in slow)
         for i, values in cases.items():
             is_first = i == next(iter(on_cpu), None)
@@ -50,7 +50,7 @@ def combinations():
 
 
 @pytest.mark.parametrize(("benchmark", "index"), list(combinations()))
-def test_runs(few_tokens, benchmark, index, capsys):
+def test_benchmark_runs(few_tokens, benchmark, index, capsys):
     if benchmark._params:
         benchmark.set_param_idx(index)
     if benchmark.do_setup():
@@ -61,11 +61,12 @@ def test_runs(few_tokens, benchmark, index, capsys):
         assert math.isfinite(benchmark.do_run())  # a difference of two times may be below 0
 
 
+COMPILED = ("compile", "engine")
 RIVALS = [
     pytest.param(
         *(target, rival, dtype, layout),
-        # Code is generated for it, which takes seconds.
-        marks=on_gpu(target) or [pytest.mark.exhaustive] * ("compile" in rival),
+        # They are compiled, which takes seconds.
+        marks=on_gpu(target) or [pytest.mark.exhaustive] * any(name in rival for name in COMPILED),
     )
     for rival, contender in rival_calls.RIVALS.items()
     for target, dtype, layout in itertools.product(
@@ -75,7 +76,7 @@ RIVALS = [
 
 
 @pytest.mark.parametrize(("target", "rival", "dtype", "layout"), RIVALS)
-def test_rivals_rotate_alike(target, rival, dtype, layout):
+def test_rival_rotates_as_rope_xp(target, rival, dtype, layout):
     tokens = 40
     try:
         device, ours, theirs = contenders.pair(target, layout, dtype, "new", rival, tokens)
@@ -90,14 +91,14 @@ def test_rivals_rotate_alike(target, rival, dtype, layout):
         np.testing.assert_allclose(a, b, rtol=0, atol=bound)
 
 
-def test_what_is_absent_says_so():
+def test_absent_contender_says_so():
     with pytest.raises(inputs.Absent, match="abacus:cpu: not known to this version"):
         inputs.case("abacus:cpu", 1)
     with pytest.raises(inputs.Absent, match="jax:cpu cannot do 'out' or 'copy'"):
         contenders.pair("jax:cpu", "half", "float32", "out", "copy", 1)
 
 
-def test_tables_of_the_pages(few_tokens, monkeypatch):
+def test_tables_of_pages_print_spreads_and_dashes(few_tokens, monkeypatch):
     """What is larger is faster, in each of them, and every cell is a spread or a dash."""
     from asv_benchmarks.report import cliffs, rivals_table, table
 

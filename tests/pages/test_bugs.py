@@ -20,7 +20,7 @@ THREAD = re.compile(
 
 
 @pytest.mark.parametrize("title", ENTRIES)
-def test_an_entry_names_tests_and_links_threads(title: str) -> None:
+def test_entry_of_the_bugs_page_names_tests_and_links_threads(title):
     named, threads = TEST.findall(ENTRIES[title]), THREAD.findall(ENTRIES[title])
     assert named
     for path, name in named:

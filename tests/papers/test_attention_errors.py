@@ -32,7 +32,7 @@ every_function = pytest.mark.parametrize(("function", "n"), FUNCTIONS)
         ),
     ],
 )
-def test_arrays_that_do_not_fit(i, x, error, message):
+def test_functions_refuse_arrays_that_do_not_fit(i, x, error, message):
     arrays = [X, X, X]
     arrays[i] = x
     for function, n in FUNCTIONS:
@@ -42,17 +42,21 @@ def test_arrays_that_do_not_fit(i, x, error, message):
 
 
 @every_function
-def test_libraries_are_not_mixed(function, n):
+def test_functions_refuse_arrays_of_two_libraries_or_devices(function, n):
     torch = pytest.importorskip("torch")
     x, meta = torch.ones(2, 5, 4, 8), torch.ones(2, 5, 4, 8, device="meta")
     with pytest.raises(TypeError, match="q is a numpy array and k a torch array; convert one"):
         function(X, *[x] * (n - 1))
     with pytest.raises(RopeError, match="q is on cpu and [kv] on meta; move one of them"):
         function(*[x] * (n - 1), meta)
+    with pytest.raises(TypeError, match="q is a numpy array and mask a torch array"):
+        attention(X, X, X, mask=torch.ones(5, 5, dtype=torch.bool))
+    with pytest.raises(TypeError, match="q is a numpy array and the result of phi a torch array"):
+        linear_attention(X, X, X, feature_map=(torch.tensor, np.exp))
 
 
 @every_function
-def test_positions_need_a_rope(function, n):
+def test_functions_refuse_positions_without_a_rope(function, n):
     with pytest.raises(RopeError, match="positions needs a rope.*pass rope=rope_xp.RoPE()"):
         function(*[X] * n, np.arange(5))
     with pytest.raises(TypeError, match="rope must be a rope_xp.RoPE; got 'half'"):
@@ -105,15 +109,7 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize(("message", "error", "function", "options"), OPTIONS)
-def test_options_that_do_not_fit(message, error, function, options):
+def test_functions_refuse_options_that_do_not_fit(message, error, function, options):
     values = {"v": X} if function in (attention, linear_attention) else {}
     with pytest.raises(error, match=message):
         function(**{"q": X, "k": X} | values | options)
-
-
-def test_masks_and_features_of_another_library():
-    torch = pytest.importorskip("torch")
-    with pytest.raises(TypeError, match="q is a numpy array and mask a torch array"):
-        attention(X, X, X, mask=torch.ones(5, 5, dtype=torch.bool))
-    with pytest.raises(TypeError, match="q is a numpy array and the result of phi a torch array"):
-        linear_attention(X, X, X, feature_map=(torch.tensor, np.exp))

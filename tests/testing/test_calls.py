@@ -1,7 +1,5 @@
 """How functions are called: with which numbers, and with what limits of theirs."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -12,27 +10,28 @@ HEAD_DIM = 16
 ROPE = RoPE(layout="half")
 
 
-def rotate(q: Any, k: Any, positions: Any, **more: Any) -> Any:
+def rotate(q, k, positions, **more):
     return ROPE.apply(q, k, positions, axes="bhsd", **more)
 
 
-def test_the_same_call_has_the_same_numbers() -> None:
-    runs: list[list[np.ndarray]] = [[], []]
-    for calls in runs:
+def test_calls_made_again_have_the_same_numbers():
+    calls = []
 
-        def function(q: Any, k: Any, positions: Any, calls: Any = calls) -> Any:
-            calls.extend([q, k, positions])
-            return rotate(q, k, positions)
+    def function(*arguments):
+        calls.extend(arguments)
+        return rotate(*arguments)
 
+    for _ in range(2):
         assert_rotates(function, ROPE, HEAD_DIM)
-    for first, second in zip(*runs, strict=True):
+    n = len(calls) // 2
+    for first, second in zip(calls[:n], calls[n:], strict=True):
         np.testing.assert_array_equal(first, second)
 
 
-def test_calls_have_lengths_batches_heads_and_positions_of_their_own() -> None:
+def test_calls_have_lengths_batches_heads_and_positions_of_their_own():
     shapes = []
 
-    def function(q: Any, k: Any, positions: Any) -> Any:
+    def function(q, k, positions):
         if positions.ndim != 2:
             raise ValueError("positions must be (batch, tokens)")
         shapes.append((q.shape, k.shape))
@@ -48,8 +47,8 @@ def test_calls_have_lengths_batches_heads_and_positions_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("limit", ["equal heads", "512 tokens"])
-def test_limits_of_a_function_that_are_no_fault(limit: str) -> None:
-    def function(q: Any, k: Any, positions: Any) -> Any:
+def test_limits_of_a_function_are_no_fault(limit):
+    def function(q, k, positions):
         if q.shape != k.shape if limit == "equal heads" else q.shape[2] > 512:
             raise ValueError(limit)
         return rotate(q, k, positions)
@@ -59,8 +58,8 @@ def test_limits_of_a_function_that_are_no_fault(limit: str) -> None:
     assert (result.faults, result.notes) == ((), ())
 
 
-def test_calls_that_are_refused_are_noted() -> None:
-    def function(q: Any, k: Any, positions: Any) -> Any:
+def test_calls_that_are_refused_are_noted():
+    def function(q, k, positions):
         if q.shape[2] == tokens:
             raise ValueError("so many are refused")
         return rotate(q, k, positions)
@@ -74,8 +73,8 @@ def test_calls_that_are_refused_are_noted() -> None:
         identify(function, HEAD_DIM)
 
 
-def test_a_function_in_place_passes() -> None:
-    def function(q: Any, k: Any, positions: Any) -> Any:
+def test_function_in_place_passes():
+    def function(q, k, positions):
         return rotate(q, k, positions, out=(q, k))
 
     assert_rotates(function, ROPE, HEAD_DIM)
