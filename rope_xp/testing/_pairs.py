@@ -44,7 +44,11 @@ def find_rotated_arrays(box: BlackBox) -> list[RotatedArray | None]:
     n = box.heads * box.head_dim
     units = np.eye(n).reshape(n, box.heads, box.head_dim)
     # (arrays, n, heads, tokens, d), and then (arrays, tokens, heads, d, heads, d)
-    _, results = read_first(lambda p: np.stack(box.rotate(units, p)), _POSITIONS)
+    positions, results = read_first(lambda p: np.stack(box.rotate(units, p)), _POSITIONS)
+    for name, zeros in zip(box.names, box.rotate(0.0 * units[:1], positions), strict=False):
+        if np.abs(zeros).max() > _COUPLED:
+            most = f"{np.abs(zeros).max():.3g}"
+            raise RopeError(f"function adds a constant to {name}: it makes {most} of zeros")
     matrices = np.moveaxis(results, (1, 3), (-1, 1))
     matrices = matrices.reshape(*matrices.shape[:-1], box.heads, box.head_dim)
     return [
