@@ -12,18 +12,19 @@ from rope_xp._core.typing import Array
 from rope_xp._dispatch.norm import QKNorm
 from rope_xp.rope import RoPE
 from rope_xp.testing._box import Floats, Function, read_host
-from rope_xp.testing._compare import find_problems, list_differences
-from rope_xp.testing._identify import get_deadline, identify_box
+from rope_xp.testing._compare import count_components, find_problems, list_differences
+from rope_xp.testing._identify import Identified, get_deadline, identify_box
 from rope_xp.testing._norm import Norm
 from rope_xp.testing._open import open_box
 from rope_xp.testing._slots import WrongSlotsError
 
+_INEXACT = 1e-5  # of cos and sin: more than their own rounding
 _POSITIONS = (*range(21), 100, 1023, 4097, 40_001, 131_071)
 
 
 def assert_rotates(
     function: Function,
-    rope: RoPE,
+    rope: RoPE | None,
     head_dim: int,
     *,
     axes: str = "bhsd",
@@ -46,8 +47,9 @@ def assert_rotates(
     ----------
     function, head_dim, axes, tables, like, heads
         See :func:`identify`.
-    rope : RoPE
-        The expected RoPE. Scaling that depends on length is fixed for one token.
+    rope : RoPE or None
+        The expected RoPE. Scaling that depends on length is fixed for one token. None for a layer
+        without positions.
     positions : sequence of int, (tokens,) or (components, tokens), optional
         Positions to compare at; a single row is shifted for each component. Default: some up to
         131071.
@@ -86,11 +88,11 @@ def assert_rotates(
     AssertionError: the function does not rotate as RoPE(base=10000.0, layout='half', ...
     - layout is 'interleaved', and not 'half'
     """
-    fields.check_rope(rope, RoPE, "rope")
-    components = 1 if rope.position_axes is None else max(rope.position_axes) + 1
+    if rope is not None:
+        fields.check_rope(rope, RoPE, "rope")
     deadline = get_deadline(seconds)
     box = open_box(
-        *(function, head_dim, axes, tables, like, heads, components),
+        *(function, head_dim, axes, tables, like, heads, count_components(rope)),
         norm=None if norm is None else _read_norm(norm, head_dim),
         slots=slots,
         max_tokens=max_tokens or math.inf,
@@ -107,12 +109,23 @@ def assert_rotates(
     if problem.kind != "norm":  # it says the cause
         try:
             found = identify_box(replace(box, deadline=deadline))
-            reasons = [*list_differences(found.rope, rope, head_dim), *found.faults, *found.notes]
+            reasons = _list_reasons(found, rope, head_dim)
         except RopeError as error:
             reasons = [str(error)]
-        reasons = reasons or ["the cause is unknown"]
     lines = "".join(f"\n- {reason}" for reason in reasons)
     raise AssertionError(f"the function does not rotate as {rope}: {problem.message}{lines}")
+
+
+def _list_reasons(found: Identified, rope: RoPE | None, head_dim: int) -> list[str]:
+    """Return why a function that was identified does not rotate as rope, in sentences."""
+    if rope is None:
+        return [f"it rotates as {found.rope}, in a layer without positions"]
+    reasons = [*list_differences(found.rope, rope, head_dim), *found.faults, *found.notes]
+    context, error = max(found.error.items(), key=lambda item: (item[1] < math.inf) * item[1])
+    if not reasons and error > _INEXACT:
+        product = f"cos and sin are off by up to {error:.2g} below position {context}"
+        return [f"{product}, as with angles that are products in float32"]
+    return reasons or ["the cause is unknown"]
 
 
 def _read_norm(norm: QKNorm, head_dim: int) -> Norm:
@@ -122,8 +135,8 @@ def _read_norm(norm: QKNorm, head_dim: int) -> Norm:
         raise TypeError(msg)
     weights: dict[str, Floats | None] = {}
     for name, weight in zip("qk", (norm.q_weight, norm.k_weight), strict=True):
-        weights[name] = None if weight is None else read_host(weight)
-        if weight is not None and weights[name].shape != (head_dim,):
-            shape = tuple(weight.shape)
-            raise RopeError(f"norm.{name}_weight must have shape ({head_dim},); got {shape}")
+        weights[name] = host = None if weight is None else read_host(weight)
+        if host is not None and host.shape != (head_dim,):
+            msg = f"norm.{name}_weight must have shape ({head_dim},); got {host.shape}"
+            raise RopeError(msg)
     return Norm(weights, norm.eps, norm.offset)

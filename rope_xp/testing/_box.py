@@ -96,7 +96,7 @@ class BlackBox:
     ) -> tuple[tuple[Array, ...], list[Floats]]:
         """Return the function's results, and their values; raise CallRefused if that fails."""
         if time.monotonic() > self.deadline:
-            raise OutOfTimeError("no answer within the seconds given; pass more, or a small head_dim")
+            raise OutOfTimeError("no answer within the given seconds; pass more, or fewer heads")
         p = np.asarray(positions)  # (tokens,), (components, tokens) or (components, batch, tokens)
         p = p if p.ndim > 2 else p[..., None, :]
         batch = arguments[0].shape[self.axes.index("b")]

@@ -68,7 +68,7 @@ class _Call(NamedTuple):
 
 def find_problems(
     box: BlackBox,
-    rope: RoPE,
+    rope: RoPE | None,
     positions: ArrayLike,
     atol: float | None = None,
     *,
@@ -77,9 +77,10 @@ def find_problems(
 ) -> Iterator[Problem]:
     """Yield the errors of a function in random calls at positions (n,) or (components, n).
 
+    It must return what it gets if there is no rope.
     The longest call is left out if it would not end by the deadline, by the pace of the others.
     """
-    line, rope = np.asarray(positions), fix_length(rope, box.head_dim)
+    line, rope = np.asarray(positions), rope and fix_length(rope, box.head_dim)
     p = line if line.ndim > 1 else np.stack([np.roll(line, c) for c in range(box.components)])
     start, spent = time.monotonic(), 0
     # Each call has vectors and an order of positions of its own; "whole" adds one with all.
@@ -132,15 +133,17 @@ def _call_randomly(box: BlackBox, positions: NDArray[np.int64], batch: int, toke
 
 
 def _compare_array(
-    box: BlackBox, rope: RoPE, call: _Call, index: int, atol: float | None
+    box: BlackBox, rope: RoPE | None, call: _Call, index: int, atol: float | None
 ) -> Problem | None:
     """Return the error of one array of a call, with its cause."""
     name, x, result = box.names[index], call.arrays[index], call.results[index]
-    components = 1 if rope.position_axes is None else max(rope.position_axes) + 1
+    components = count_components(rope)
 
     def turn(x: Floats, positions: NDArray[np.int64] = call.positions) -> Floats:
+        if rope is None or name == "v":
+            return x
         p = positions[0] if rope.position_axes is None else positions[:components]
-        return x if name == "v" else np.asarray(rope.rotate(x, p, axes="bhsd"))
+        return np.asarray(rope.rotate(x, p, axes="bhsd"))
 
     def normalize(x: Floats) -> Floats:
         return x if box.norm is None or name == "v" else box.norm.apply(x, name)
@@ -181,7 +184,7 @@ def _compare_array(
         entry, head, token = same[0]
         message += f", which got the result of token {token}, head {head}, batch entry {entry}"
         return Problem(message)
-    for words, p in _list_positions(call.positions, entry, token):
+    for words, p in _list_positions(call.positions, entry, token) if rope else ():
         one = turn(normalize(x)[entry : entry + 1, :, token : token + 1], p[:, None, None])
         if p.tolist() != position and (np.abs(vector - one[0, :, 0]) <= allowed).all():
             return Problem(f"{message}, which is rotated by position {p.tolist()}, {words}")
@@ -205,8 +208,15 @@ def _list_positions(
         yield f"off by {shift:+d}", own + shift
 
 
-def _bound_errors(box: BlackBox, rope: RoPE, positions: NDArray[np.int64]) -> Floats:
+def count_components(rope: RoPE | None) -> int:
+    """Return the number of components of positions."""
+    return max((rope and rope.position_axes) or (0,)) + 1
+
+
+def _bound_errors(box: BlackBox, rope: RoPE | None, positions: NDArray[np.int64]) -> Floats:
     """Return the error bound of rotated numbers below 1, (batch, 1, tokens, head_dim)."""
+    if rope is None:
+        return np.asarray(16 * box.eps)
     frequencies = np.abs(rope.frequencies(box.head_dim))[None]
     # Rotating ones by cos = 1 + frequency puts each pair's frequency at its components.
     ones, sin = np.ones((1, box.head_dim)), np.zeros_like(frequencies)

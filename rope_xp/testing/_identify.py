@@ -21,7 +21,6 @@ from rope_xp.testing._open import open_box
 from rope_xp.testing._pairs import RotatedArray, find_rotated_arrays
 
 
-
 @dataclass(frozen=True)
 class Identified:
     """The result of :func:`~rope_xp.testing.identify`.
@@ -123,8 +122,8 @@ def identify(
     try:
         return identify_box(box)
     except RopeError:
-        # Some take positions with and without components, and are rotations with them alone.
-        for count in (2, 3) if components is None and box.components == 1 else ():
+        # Some take positions of several counts of components, and are rotations with one alone.
+        for count in {1, 2, 3} - {box.components} if components is None else ():
             with contextlib.suppress(RopeError):
                 return identify_box(open_box(function, *shape, count, **limits))
         raise
@@ -134,7 +133,7 @@ def get_deadline(seconds: float | None) -> float:
     """Return when seconds from now are over, by time.monotonic."""
     if seconds is None:
         return math.inf
-    return time.monotonic() + numbers.check_positive("seconds", seconds)
+    return time.monotonic() + float(numbers.check_positive("seconds", seconds))
 
 
 def identify_box(box: BlackBox) -> Identified:

@@ -40,7 +40,12 @@ def divide(x: Floats, eps: float, axes: tuple[int, ...] = (-1,)) -> Floats:
 
 
 def find_fault(
-    norm: Norm, x: Floats, name: str, turn: Callable[[Floats], Floats], result: Floats, bound: Floats
+    norm: Norm,
+    x: Floats,
+    name: str,
+    turn: Callable[[Floats], Floats],
+    result: Floats,
+    bound: Floats,
 ) -> str | None:
     """Return what a function does other than to normalise x and turn it; None if unknown."""
     for fault, simulated in _simulate(norm, x, name, turn):

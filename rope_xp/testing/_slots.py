@@ -17,7 +17,8 @@ def read_slots(cache: NDArray[np.float64], slots: NDArray[np.int64]) -> NDArray[
     expected = np.sort(slots)
     if np.array_equal(written, expected):
         return cache[slots]
-    message = f"k is written to slots {written[:6].tolist()} ..., and not to {expected[:6].tolist()} ..."
+    shown = f"{written[:6].tolist()} ..., and not to {expected[:6].tolist()} ..."
+    message = f"k is written to slots {shown}"
     if not written.size:
         message = "k is written to no slot of the cache"
     for shift in (-2, -1, 1, 2):
