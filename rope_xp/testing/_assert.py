@@ -91,15 +91,15 @@ def assert_rotates(
     if rope is not None:
         fields.check_rope(rope, RoPE, "rope")
     deadline = get_deadline(seconds)
-    box = open_box(
-        *(function, head_dim, axes, tables, like, heads, count_components(rope)),
-        norm=None if norm is None else _read_norm(norm, head_dim),
-        slots=slots,
-        max_tokens=max_tokens or math.inf,
-    )
     positions = _POSITIONS if positions is None else positions
-    problems = find_problems(box, rope, positions, atol, whole=True, deadline=deadline)
     try:
+        box = open_box(
+            *(function, head_dim, axes, tables, like, heads, count_components(rope)),
+            norm=None if norm is None else _read_norm(norm, head_dim),
+            slots=slots,
+            max_tokens=max_tokens or math.inf,
+        )
+        problems = find_problems(box, rope, positions, atol, whole=True, deadline=deadline)
         problem = next(problems, None)
     except WrongSlotsError as error:
         raise AssertionError(f"the function does not rotate as {rope}: {error}") from error

@@ -158,11 +158,11 @@ def _compare_array(
     excess = np.where(np.isfinite(off), off - bound, np.inf)
     worst = np.unravel_index(excess.argmax(), x.shape)
     entry, head, token, _ = (int(i) for i in worst)
-    position = call.positions[:, entry, token].tolist()
+    position = call.positions[:, entry, token]
     message = (
-        f"{name} at position {position[0] if len(position) == 1 else position} is off by "
-        f"{off[worst]:.3g} (allowed {bound[worst]:.1g}): token {token} of {x.shape[2]}, "
-        f"head {head} of {x.shape[1]}, batch entry {entry} of {x.shape[0]}"
+        f"{name} at position {_show(position)} is off by {off[worst]:.3g} (allowed "
+        f"{bound[worst]:.1g}): token {token} of {x.shape[2]}, head {head} of {x.shape[1]}, "
+        f"batch entry {entry} of {x.shape[0]}"
     )
     for dtype, to in NARROW.items():
         if (np.abs(result - turn(normalize(to(x)))) <= bound).all():
@@ -172,23 +172,32 @@ def _compare_array(
         fault = find_fault(box.norm, x, name, turn, result, bound)
         if fault:
             return Problem(f"{fault}; {message}", "norm")
-    elif not box.slots:
+    else:
         doubled = box.call([box.put(2 * array) for array in call.arrays], call.positions)[1][index]
         if not (np.abs(doubled / 2 - result) <= bound).all():
             message = f"it is not linear in {name}, as if it also normalised it; {message}"
-    vector, allowed = result[entry, :, token], bound[entry, :, token]
-    if (np.abs(vector - x[entry, :, token]) <= allowed)[head].all():
-        message += ", which is unchanged"
-    same = np.argwhere((np.abs(vector[head] - expected) <= allowed[head]).all(axis=-1)).tolist()
-    if same:
-        entry, head, token = same[0]
-        message += f", which got the result of token {token}, head {head}, batch entry {entry}"
-        return Problem(message)
+
+    def is_result(expected: Floats) -> NDArray[np.bool_]:
+        """Return which heads of the token are these vectors (..., heads, head_dim)."""
+        off = np.abs(result[entry, :, token] - expected)
+        return np.asarray((off <= bound[entry, :, token]).all(axis=-1))
+
+    if is_result(x[entry, :, token])[head]:
+        return Problem(f"{message}, which is unchanged")
     for words, p in _list_positions(call.positions, entry, token) if rope else ():
         one = turn(normalize(x)[entry : entry + 1, :, token : token + 1], p[:, None, None])
-        if p.tolist() != position and (np.abs(vector - one[0, :, 0]) <= allowed).all():
-            return Problem(f"{message}, which is rotated by position {p.tolist()}, {words}")
+        if (p != position).any() and is_result(one[0, :, 0]).all():
+            return Problem(f"{message}, which is rotated by position {_show(p)}, {words}")
+    vector, allowed = result[entry, head, token], bound[entry, head, token]
+    same = np.argwhere((np.abs(vector - expected) <= allowed).all(axis=-1)).tolist()
+    if same:
+        other = "token {2}, head {1}, batch entry {0}".format(*same[0])
+        message += f", which got the result of {other}"
     return Problem(message)
+
+
+def _show(position: NDArray[np.int64]) -> str:
+    return str(position[0] if len(position) == 1 else position.tolist())
 
 
 def _list_positions(

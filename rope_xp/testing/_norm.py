@@ -71,7 +71,6 @@ def _simulate(
     other = norm.scale("qk".replace(name, ""), x.shape[-1])
     yield f"{name} is not normalised", turn(x)
     yield f"{name} is normalised after the rotation, not before", divide(turn(x), norm.eps) * scale
-    yield f"weights of the norm are applied to {name} after the rotation", turn(plain) * scale
     yield f"weights of the norm of {name} are missing", turn(plain)
     offset = f"the offset {norm.offset:g} of the weights of the norm of {name} is missing"
     yield offset, turn(plain * (scale - norm.offset))

@@ -22,6 +22,7 @@ BASE = RoPE(layout="half", base=5e5)
 LINEAR = RoPE(layout="half", scaling=scaling.Linear(4.0))
 YARN = RoPE(layout="half", scaling=scaling.YaRN(4.0, 4096))
 LLAMA3 = RoPE(layout="half", base=5e5, scaling=scaling.Llama3(8.0, 1.0, 4.0, 8192))
+FACTOR = YARN.attention_factor
 TO_HALF = RoPE(layout="interleaved_to_half")
 LANES = RoPE(layout="half", position_axes=(0,) * 4 + (1,) * 6 + (2,) * 6)
 TURNS = RoPE(layout="half", position_axes=(0, 1, 2) * 5 + (0,))
@@ -173,14 +174,16 @@ def ragged_as_one(q: Any, k: Any, indptr: Any, offsets: Any, *options: Any) -> A
     return RIGHT["flashinfer"](q, k, batch_as_one(indptr, offsets), *options)
 
 
-def slots_after(q: Any, k: Any, v: Any, kc: Any, vc: Any, table: Any, p: Any, loc: Any, **o: Any) -> Any:
-    return RIGHT["sglang_slots"](q, k, v, kc, vc, table, p, (loc + 1) % len(kc), **o)
+def slots_after(q: Any, k: Any, v: Any, *caches: Any, **options: Any) -> None:
+    *others, slots = caches
+    RIGHT["sglang_slots"](q, k, v, *others, (slots + 1) % len(others[0]), **options)
 
 
-def k_before(q: Any, k: Any, v: Any, kc: Any, vc: Any, table: Any, p: Any, loc: Any, **o: Any) -> Any:
+def k_before(q: Any, k: Any, v: Any, *caches: Any, **options: Any) -> None:
     """Write k to the cache before it is rotated."""
-    kc[loc] = k.flatten(1)
-    RIGHT["sglang"](q, k, table, p, **o)
+    k_cache, _, table, positions, slots = caches
+    k_cache[slots] = k.flatten(1)
+    RIGHT["sglang"](q, k, table, positions, **options)
 
 
 def other_base(q: Any, k: Any, p: Any, r: int, interleave: bool, scale: float, base: float) -> Any:
@@ -262,8 +265,8 @@ FAULTS = {
         "mlx", first_offset, HALF, "that of batch entry 0"),
     "off by one after padding": VLLM(
         make(place=lambda p: (p + 1).clip(max=131_071))["vllm"], HALF, "positions are off by +1"),
-    "off by minus one": Case("onnx", make(place=lambda p: np.maximum(p - 1, 0))["onnx"], HALF,
-                             "is rotated by position"),
+    "off by minus one": Case("ggml", make(place=lambda p: p - 1)["ggml"], HALF,
+                             "positions are off by -1"),
     "table too short": VLLM(
         make(place=lambda p: p.clip(max=4095))["vllm"], HALF,
         "positions from 4096 on are treated as 4095"),
@@ -278,11 +281,11 @@ FAULTS = {
     "attention factor missing": Case("megatron", no_mscale, YARN,
                                      "attention factor is 1, and not 1.13863"),
     "attention factor twice": VLLM(
-        rotate_with(lambda x, c, s: (c * 1.138629, s * 1.138629))["vllm"], YARN,
+        rotate_with(lambda x, c, s: (c * FACTOR, s * FACTOR))["vllm"], YARN,
         "attention factor is 1.29648, and not 1.13863"),
     "attention factor on all components": VLLM(
         turned(lambda x, c, s, neox: torch.cat(
-            [turn(x, c, s, neox)[..., :16], 1.138629 * x[..., 16:]], -1))["vllm"],
+            [turn(x, c, s, neox)[..., :16], FACTOR * x[..., 16:]], -1))["vllm"],
         RoPE(layout="half", rotary_dim=16, scaling=YARN.scaling),
         "components that do not turn are multiplied by 1.13863"),
     "bfloat16 positions": Case("flashinfer", bf16_positions, HALF,
@@ -298,15 +301,18 @@ FAULTS = {
     "minus missing": VLLM(turned(add_instead)["vllm"], HALF, "one must subtract it"),
     "slice at the wrong end": VLLM(turned(trailing)["vllm"], PART,
                                    "rotary_offset is 16, and not 0"),
-    "halves swapped": VLLM(turned(swap_halves)["vllm"], HALF, "halves"),
+    "halves swapped": VLLM(turned(swap_halves)["vllm"], HALF,
+                           "the two results are written to each other's place"),
     "half written before the other reads it": VLLM(turned(write_early)["vllm"], HALF,
                                                    "the norm is not kept"),
     "heads of q as many as of k": VLLM(heads_of_k, HALF, "which is unchanged"),
     "offsets of sequences ignored": Case("flash_attn", from_zero, HALF,
-                                         "positions"),
-    "cu_seqlens ignored": Case("fla", packed_as_one, HALF, "positions"),
+                                         "its index in the call matters too"),
+    "cu_seqlens ignored": Case("fla", packed_as_one, HALF,
+                               "positions run on from sequence to sequence"),
     "positions that run through the batch": Case(
-        "flashinfer", ragged_as_one, HALF, "position", options={"ragged": True}),
+        "flashinfer", ragged_as_one, HALF, "positions run on from sequence to sequence",
+        {"ragged": True}),
     "wrong base": Case("flashinfer", other_base, BASE, "base is 10000, and not 500000"),
     "exponents of the whole head": VLLM(make(table=exponents_of_head)["vllm"], PART,
                                         "base is 100, and not 10000"),
@@ -319,9 +325,6 @@ FAULTS = {
         y + 0.1 for y in RIGHT["huggingface"](q, k, cos, sin)), HALF, "adds a constant to q"),
     "norm after the rotation": NORMED(normed(after)["vllm_norm"], HALF,
                                       "q is normalised after the rotation"),
-    "weights after the rotation": NORMED(
-        normed(lambda x, w, eps, rotate: norm(x, 1.0, eps, rotate) * w)["vllm_norm"], HALF,
-        "weights of the norm are applied to q after the rotation"),
     "offset of the norm missing": Case(
         "vllm", normed(lambda x, w, eps, rotate: norm(x, w - 1.0, eps, rotate))["vllm_norm"], HALF,
         "the offset 1 of the weights of the norm of q is missing", {"norm": GEMMA}),

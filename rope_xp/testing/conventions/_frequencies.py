@@ -1,5 +1,6 @@
 """Libraries whose kernels compute angles from a base or from frequencies."""
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -49,8 +50,8 @@ def ggml(kernel: Function, rope: RoPE, head_dim: int) -> Function:
 def mlx(kernel: Function, rope: RoPE, head_dim: int) -> Function:
     """Adapt ``mlx.core.fast.rope(x, dims, *, traditional, base, scale, offset, freqs)``.
 
-    x is (batch, heads, tokens, head_dim), offset (batch,): positions that are not consecutive are a
-    batch that decodes. freqs are the reciprocals of frequencies, for scaling other than Linear.
+    x is (batch, heads, tokens, head_dim), offset (batch,): a call for each run of consecutive
+    positions. freqs are the reciprocals of frequencies, for scaling other than Linear.
     Source: mlx 0.32 (2026).
     """
     import mlx.core as mx
@@ -64,14 +65,14 @@ def mlx(kernel: Function, rope: RoPE, head_dim: int) -> Function:
         options |= {"base": None, "freqs": mx.array(1.0 / rope.frequencies(head_dim), mx.float32)}
 
     def rotate(q: Array, k: Array, p: Positions) -> Any:
-        is_batch = (np.diff(p) == 1).all()
-        offset = mx.array(p[:, 0] if is_batch else p.ravel())
-
-        def one(x: Array) -> Array:
-            y = x if is_batch else x.reshape(-1, 1, *x.shape[2:])
-            y = kernel(y.swapaxes(1, 2), rope.rotary_dim, offset=offset, **options)
-            return y.swapaxes(1, 2).reshape(x.shape)
-
-        return one(q), one(k)
+        ends = [0, *np.flatnonzero((np.diff(p) != 1).any(axis=0)) + 1, p.shape[1]]
+        results = [
+            [
+                kernel(x[:, :, a:b], rope.rotary_dim, offset=mx.array(p[:, a]), **options)
+                for a, b in pairwise(ends)
+            ]
+            for x in (q.swapaxes(1, 2), k.swapaxes(1, 2))
+        ]
+        return [mx.concatenate(parts, axis=2).swapaxes(1, 2) for parts in results]
 
     return adapt(kernel, rope, rotate, mx.array)
