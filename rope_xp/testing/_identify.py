@@ -14,7 +14,7 @@ from rope_xp._core.typing import Array
 from rope_xp.rope import RoPE
 from rope_xp.testing._accuracy import ArrayRotation, measure_accuracy
 from rope_xp.testing._angles import check_positions, find_length_dependence, measure_angles
-from rope_xp.testing._box import BlackBox, Function
+from rope_xp.testing._box import BlackBox, CallRefused, Function
 from rope_xp.testing._compare import find_problems, fix_length, list_differences
 from rope_xp.testing._fit import fit_angles
 from rope_xp.testing._open import open_box
@@ -137,6 +137,14 @@ def get_deadline(seconds: float | None) -> float:
 
 
 def identify_box(box: BlackBox) -> Identified:
+    """Return which RoPE a function computes; RopeError if it is none, or rejects calls."""
+    try:
+        return _identify_box(box)
+    except CallRefused as refused:
+        raise RopeError(f"function takes some calls, but not all: {refused}") from refused
+
+
+def _identify_box(box: BlackBox) -> Identified:
     arrays = find_rotated_arrays(box)
     rotated = [array for array in arrays if array]
     if not rotated:

@@ -3,7 +3,8 @@
 Each function takes the kernel, a RoPE and head_dim, and returns ``function(q, k, positions)`` of
 arrays (batch, heads, tokens, head_dim). The RoPE gives the tables and options that the engine
 passes to the kernel; RopeError if the engine has no such RoPE. Kernels get tensors of torch, those
-of ONNX and ggml arrays of numpy, and those of mlx its arrays. A docstring names the signature.
+of ONNX and ggml arrays of numpy, and those of mlx its arrays. A docstring names the signature
+and its source, as read in November 2026.
 
 Examples
 --------

@@ -25,6 +25,13 @@ def to_torch(x: Array) -> Array:
     return torch.as_tensor(x).clone(memory_format=torch.contiguous_format)
 
 
+def to_int32(x: Positions, like: Array) -> Array:
+    """Return a tensor of integers on the device of another tensor."""
+    import torch
+
+    return torch.as_tensor(x.astype(np.int32), device=like.device)
+
+
 def adapt(
     kernel: Function,
     rope: RoPE,
@@ -108,8 +115,7 @@ def find_runs(p: Positions, like: Array) -> tuple[Array, Array]:
     starts = np.arange(flat.size) % p.shape[1] == 0
     starts[1:] |= np.diff(flat) != 1
     (indices,) = np.nonzero(starts)
-    bounds = np.append(indices, flat.size)
-    return like.new_tensor(bounds).int(), like.new_tensor(flat[indices]).int()
+    return to_int32(np.append(indices, flat.size), like), to_int32(flat[indices], like)
 
 
 def count_sections(rope: RoPE) -> tuple[list[int], bool]:

@@ -15,6 +15,7 @@ from rope_xp.testing.conventions._adapt import (
     find_runs,
     flatten,
     get_tables,
+    to_int32,
     to_torch,
 )
 
@@ -26,7 +27,7 @@ def vllm(kernel: Function, rope: RoPE, head_dim: int, *, norm: QKNorm | None = N
     qkv, heads_q, heads_k, heads_v, head_dim, eps, q_weight, k_weight, cos_sin_cache, is_neox,
     position_ids)``. If the rope has components: ``triton_mrope(q, k, cos, sin, mrope_section,
     head_size, rotary_dim, mrope_interleaved, is_neox)``, with cos (components, tokens, r/2); it
-    returns q and k. Source: vLLM, _custom_ops.py at 0002bde, mrope.py at 055e47c (2026).
+    returns q and k. Source: vLLM, _custom_ops.py at 0002bde, mrope.py at 055e47c.
     """
     rope, tables = check(rope, head_dim, components=True), get_tables(rope, head_dim, "vllm")
     is_neox = rope.layout == "half"
@@ -57,7 +58,7 @@ def sglang(kernel: Function, rope: RoPE, head_dim: int, *, slots: bool = False) 
     It writes to q and k, (tokens, heads, head_dim); the table is float32. With ``slots``, for
     :func:`assert_rotates` with ``slots``: ``apply_rope_inplace_with_kvcache(q, k, v, k_cache,
     v_cache, cos_sin_cache, positions, out_loc, *, is_neox, rope_dim)``, with caches (slots, heads *
-    head_dim). Source: SGLang, jit_kernel/rope.py at 683b39b (2026).
+    head_dim). Source: SGLang, jit_kernel/rope.py at 683b39b.
     """
     rope, tables = check(rope, head_dim), get_tables(rope, head_dim, "vllm")
     options = {"is_neox": rope.layout == "half", "rope_dim": rope.rotary_dim}
@@ -81,7 +82,7 @@ def flashinfer(kernel: Function, rope: RoPE, head_dim: int, *, ragged: bool = Fa
     q is (tokens, heads, head_dim); it returns q and k, or None if it writes to them. With
     ``ragged``, ``indptr, offsets`` take the place of ``pos_ids``. For Llama 3 ``low_freq_factor,
     high_freq_factor, old_context_len`` follow. ``apply_rope_with_cos_sin_cache_inplace`` is that of
-    :func:`vllm`. Source: FlashInfer, flashinfer/rope.py at 0151f64 (2025).
+    :func:`vllm`. Source: FlashInfer, flashinfer/rope.py at 0151f64.
     """
     rope, scaling = check(rope, head_dim, factor=False), rope.scaling
     if not (scaling is None or isinstance(scaling, (Linear, Llama3))):
@@ -93,7 +94,7 @@ def flashinfer(kernel: Function, rope: RoPE, head_dim: int, *, ragged: bool = Fa
         options += (scaling.low_freq_factor, scaling.high_freq_factor, trained)
 
     def rotate(q: Array, k: Array, p: Any) -> Any:
-        where = find_runs(p, q) if ragged else (q.new_tensor(p.ravel()).int(),)
+        where = find_runs(p, q) if ragged else (to_int32(p.ravel(), q),)
         flat = q.flatten(0, 1), k.flatten(0, 1)
         results = kernel(*flat, *where, *options) or flat
         return [y.reshape(x.shape) for x, y in zip((q, k), results, strict=True)]

@@ -21,7 +21,7 @@ def ggml(kernel: Function, rope: RoPE, head_dim: int) -> Function:
     Arrays are numpy's, their axes in the order of numpy: a (1, tokens, heads, head_dim), b int32
     (tokens,), c frequency factors (n_dims/2,) or None. ``ext_factor, attn_factor, beta_fast,
     beta_slow`` follow; ext_factor is 0. If the rope has components: ``ggml_rope_multi`` with b (4 *
-    tokens,) and four sections after n_dims. Source: ggml/include/ggml.h of llama.cpp (2026).
+    tokens,) and four sections after n_dims. Source: llama.cpp, ggml.h at 004eaba.
     """
     rope = check(rope, head_dim, components=True)
     is_linear, r = isinstance(rope.scaling, Linear), rope.rotary_dim or head_dim
@@ -52,7 +52,7 @@ def mlx(kernel: Function, rope: RoPE, head_dim: int) -> Function:
 
     x is (batch, heads, tokens, head_dim), offset (batch,): a call for each run of consecutive
     positions. freqs are the reciprocals of frequencies, for scaling other than Linear.
-    Source: mlx 0.32 (2026).
+    Source: mlx 0.32.
     """
     import mlx.core as mx
 

@@ -15,9 +15,9 @@ from rope_xp.testing.conventions._adapt import Positions, adapt, check, find_run
 def flash_attn(kernel: Function, rope: RoPE, head_dim: int) -> Function:
     """Adapt ``apply_rotary(x, cos, sin, seqlen_offsets, cu_seqlens, max_seqlen, interleaved)``.
 
-    x is (batch, tokens, heads, head_dim), packed (total, heads, head_dim); cos (rows, r/2), of the
-    dtype of x; offsets (sequences,). Source: flash-attention, ops/triton/rotary.py at 03f6a6b
-    (2024).
+     x is (batch, tokens, heads, head_dim), packed (total, heads, head_dim); cos (rows, r/2), of the
+     dtype of x; offsets (sequences,). Source: flash-attention, ops/triton/rotary.py at 03f6a6b
+    .
     """
     rope, tables = check(rope, head_dim), get_tables(rope, head_dim, "onnx")
 
@@ -35,7 +35,7 @@ def fla(kernel: Function, rope: RoPE, head_dim: int) -> Function:
     """Adapt ``rotary_embedding(x, cos, sin, interleaved, inplace, seqlen_offsets, cu_seqlens)``.
 
     x is (batch, tokens, heads, head_dim), packed (1, total, heads, head_dim); cos (rows, r/2), of
-    the dtype of x. Source: flash-linear-attention, modules/rotary.py at 4057f93 (2026).
+    the dtype of x. Source: flash-linear-attention, modules/rotary.py at 4057f93.
     """
     rope, tables = check(rope, head_dim), get_tables(rope, head_dim, "onnx")
 
@@ -52,7 +52,7 @@ def transformer_engine(kernel: Function, rope: RoPE, head_dim: int) -> Function:
     """Adapt ``apply_rotary_pos_emb(t, freqs, tensor_format, start_positions, interleaved)``.
 
     t is "bshd", packed "thd" with ``cu_seqlens``; freqs (rows, 1, 1, r), angles in float32. Source:
-    TransformerEngine, pytorch/attention/rope.py at 0dc141c (2025).
+    TransformerEngine, pytorch/attention/rope.py at 0dc141c.
     """
     rope = check(rope, head_dim, factor=False)
     tables = get_tables(rope, head_dim, "megatron")

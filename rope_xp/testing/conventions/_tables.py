@@ -29,7 +29,7 @@ def huggingface(kernel: Function, rope: RoPE, head_dim: int) -> Function:
     """Adapt ``apply_rotary_pos_emb(q, k, cos, sin)`` of q (batch, heads, tokens, head_dim).
 
     cos is (batch, tokens, r), each angle twice, in the order of the layout. Source: transformers,
-    models/llama/modeling_llama.py of 5.23 (2026).
+    models/llama/modeling_llama.py of 5.23.
     """
     rope = check(rope, head_dim, ("half", "interleaved", "interleaved_to_half"), components=True)
 
@@ -46,7 +46,7 @@ def liger(kernel: Function, rope: RoPE, head_dim: int) -> Function:
 
     If the rope has components: ``liger_multimodal_rotary_pos_emb(q, k, cos, sin, mrope_section)``,
     with cos (components, batch, tokens, head_dim). Source: Liger-Kernel, transformers/rope.py at
-    00fb8bf (2026).
+    00fb8bf.
     """
     rope = check(rope, head_dim, ("half",), components=True)
     if rope.position_axes is None:
@@ -66,7 +66,7 @@ def megatron(kernel: Function, rope: RoPE, head_dim: int) -> Function:
 
     t is (tokens, batch, heads, head_dim); freqs (tokens, batch, 1, r), angles in float32.
     ``mla_rotary_interleaved`` is for "interleaved_to_half". Source: Megatron-LM, models/common/
-    embeddings/rope_utils.py at 00c51e1 (2026).
+    embeddings/rope_utils.py at 00c51e1.
     """
     rope = check(rope, head_dim, ("half", "interleaved", "interleaved_to_half"), components=True)
     options = {
@@ -89,7 +89,7 @@ def onnx(kernel: Function, rope: RoPE, head_dim: int) -> Function:
 
     X is (batch, heads, tokens, head_dim), the tables (rows, r/2). The attributes are passed as
     options: interleaved, rotary_embedding_dim (0 for all). Source: ONNX, operators of opset 23, in
-    1.23 (2026).
+    1.23.
     """
     rope = check(rope, head_dim)
     tables = rope.table(LENGTH, head_dim, form="onnx", dtype=np.float32)
