@@ -13,7 +13,7 @@ from rope_xp._dispatch.norm import QKNorm
 from rope_xp.rope import RoPE
 from rope_xp.testing._box import Floats, Function, read_host
 from rope_xp.testing._compare import count_components, find_problems, list_differences
-from rope_xp.testing._identify import Identified, get_deadline, identify_box
+from rope_xp.testing._identify import Identified, identify_box, read_limits
 from rope_xp.testing._norm import Norm
 from rope_xp.testing._open import open_box
 from rope_xp.testing._slots import WrongSlotsError
@@ -63,7 +63,7 @@ def assert_rotates(
         slots)``: token i of all batch entries goes to ``k_cache[slots[i]]``, (heads, head_dim). It
         returns q rotated, and the cache if it is another array.
     max_tokens : int, optional
-        Tokens of a call at most, of all batch entries. For kernels in an interpreter: 128.
+        Tokens of a call at most, of all batch entries, from 32. For kernels in an interpreter.
     seconds : float, optional
         If time is short, the call with 1031 tokens is left out, and the search for the cause of an
         error ends.
@@ -90,14 +90,14 @@ def assert_rotates(
     """
     if rope is not None:
         fields.check_rope(rope, RoPE, "rope")
-    deadline = get_deadline(seconds)
+    most, deadline = read_limits(max_tokens, seconds)
     positions = _POSITIONS if positions is None else positions
     try:
         box = open_box(
             *(function, head_dim, axes, tables, like, heads, count_components(rope)),
             norm=None if norm is None else _read_norm(norm, head_dim),
             slots=slots,
-            max_tokens=max_tokens or math.inf,
+            max_tokens=most,
         )
         problems = find_problems(box, rope, positions, atol, whole=True, deadline=deadline)
         problem = next(problems, None)
@@ -110,7 +110,7 @@ def assert_rotates(
         try:
             found = identify_box(replace(box, deadline=deadline))
             reasons = _list_reasons(found, rope, head_dim)
-        except RopeError as error:
+        except (RopeError, WrongSlotsError) as error:
             reasons = [str(error)]
     lines = "".join(f"\n- {reason}" for reason in reasons)
     raise AssertionError(f"the function does not rotate as {rope}: {problem.message}{lines}")
@@ -121,7 +121,8 @@ def _list_reasons(found: Identified, rope: RoPE | None, head_dim: int) -> list[s
     if rope is None:
         return [f"it rotates as {found.rope}, in a layer without positions"]
     reasons = [*list_differences(found.rope, rope, head_dim), *found.faults, *found.notes]
-    context, error = max(found.error.items(), key=lambda item: (item[1] < math.inf) * item[1])
+    errors = {context: e for context, e in found.error.items() if e < math.inf}
+    context, error = max(errors.items(), key=lambda item: item[1], default=(0, 0.0))
     if not reasons and error > _INEXACT:
         product = f"cos and sin are off by up to {error:.2g} below position {context}"
         return [f"{product}, as with angles that are products in float32"]
@@ -138,5 +139,8 @@ def _read_norm(norm: QKNorm, head_dim: int) -> Norm:
         weights[name] = host = None if weight is None else read_host(weight)
         if host is not None and host.shape != (head_dim,):
             msg = f"norm.{name}_weight must have shape ({head_dim},); got {host.shape}"
+            raise RopeError(msg)
+        if host is not None and not (host + norm.offset).all():
+            msg = f"norm.{name}_weight + offset must not be 0, which no result shows"
             raise RopeError(msg)
     return Norm(weights, norm.eps, norm.offset)

@@ -20,6 +20,9 @@ from rope_xp.testing._fit import fit_angles
 from rope_xp.testing._open import open_box
 from rope_xp.testing._pairs import RotatedArray, find_rotated_arrays
 
+_FEWEST = 32
+"""Tokens of the calls that no check can do without."""
+
 
 @dataclass(frozen=True)
 class Identified:
@@ -86,7 +89,7 @@ def identify(
     components : int, optional
         Components of a position, on a leading axis if more than 1. None: try 1, then 2 and 3.
     max_tokens : int, optional
-        Tokens of a call at most, of all batch entries. For kernels in an interpreter: 128.
+        Tokens of a call at most, of all batch entries, from 32. For kernels in an interpreter.
     seconds : float, optional
         Time after which no call begins; RopeError then.
 
@@ -115,8 +118,8 @@ def identify(
     >>> found.rope.base, found.rope.layout, found.faults
     (500000.0, 'half', ())
     """
-    deadline = get_deadline(seconds)
-    limits: dict[str, Any] = {"max_tokens": max_tokens or math.inf, "deadline": deadline}
+    most, deadline = read_limits(max_tokens, seconds)
+    limits: dict[str, Any] = {"max_tokens": most, "deadline": deadline}
     shape = head_dim, axes, tables, like, heads
     box = open_box(function, *shape, components, **limits)
     try:
@@ -129,11 +132,13 @@ def identify(
         raise
 
 
-def get_deadline(seconds: float | None) -> float:
-    """Return when seconds from now are over, by time.monotonic."""
-    if seconds is None:
-        return math.inf
-    return time.monotonic() + float(numbers.check_positive("seconds", seconds))
+def read_limits(max_tokens: int | None, seconds: float | None) -> tuple[float, float]:
+    """Return the tokens of a call, and when seconds from now are over, by time.monotonic."""
+    most = math.inf if max_tokens is None else numbers.check_positive_int("max_tokens", max_tokens)
+    if most < _FEWEST:
+        raise RopeError(f"max_tokens must be at least {_FEWEST}; got {max_tokens}")
+    left = math.inf if seconds is None else float(numbers.check_positive("seconds", seconds))
+    return most, time.monotonic() + left
 
 
 def identify_box(box: BlackBox) -> Identified:

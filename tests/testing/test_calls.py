@@ -110,6 +110,8 @@ def test_calls_have_as_few_tokens_as_asked_for() -> None:
     with pytest.raises(AssertionError, match="base is 10000, and not 100"):
         assert_rotates(function, RoPE(layout="half", base=100.0), HEAD_DIM, max_tokens=64)
     assert max(sizes) <= 64
+    with pytest.raises(RopeError, match="max_tokens must be at least 32; got 8"):
+        identify(function, HEAD_DIM, max_tokens=8)
 
 
 def test_a_slow_function_ends_in_time() -> None:
@@ -162,6 +164,8 @@ def test_a_norm_is_compared_and_undone() -> None:
         assert_rotates(function, ROPE, HEAD_DIM, norm=1e-5)  # type: ignore[arg-type]  # the mistake
     with pytest.raises(RopeError, match=r"norm.q_weight must have shape \(16,\); got \(8,\)"):
         assert_rotates(function, ROPE, HEAD_DIM, norm=QKNorm(np.ones(8)))
+    with pytest.raises(RopeError, match="norm.k_weight . offset must not be 0"):
+        assert_rotates(function, ROPE, HEAD_DIM, norm=QKNorm(None, np.zeros(HEAD_DIM)))
 
 
 def test_a_layer_without_positions() -> None:

@@ -56,7 +56,7 @@ def sglang(kernel: Function, rope: RoPE, head_dim: int, *, slots: bool = False) 
     """Adapt ``apply_rope_inplace(q, k, cos_sin_cache, positions, *, is_neox, rope_dim)``.
 
     It writes to q and k, (tokens, heads, head_dim); the table is float32. With ``slots``, for
-    :func:`assert_rotates` with ``slots``: ``apply_rope_inplace_with_kvcache(q, k, v, k_cache,
+    ``assert_rotates(..., slots=True)``: ``apply_rope_inplace_with_kvcache(q, k, v, k_cache,
     v_cache, cos_sin_cache, positions, out_loc, *, is_neox, rope_dim)``, with caches (slots, heads *
     head_dim). Source: SGLang, jit_kernel/rope.py at 683b39b.
     """
