@@ -27,7 +27,7 @@ from rope_xp._cli.reading import read_config
 from rope_xp._core.errors import BROKEN, RopeConfigError, RopeError
 from rope_xp.hf import _files, from_hf_config
 from rope_xp.rope import RoPE
-from rope_xp.testing import Identified, Measured, _box, _compare, identify
+from rope_xp.testing import Identified, Measured, _compare, _open, identify
 
 _FUNCTION_OPTIONS = {
     "head_dim": 128,
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--components", type=terminal.count, metavar="N", help="of a position; default: 1 to 3")
     tables_help = "computes cos and sin, which TARGET takes in place of positions"
     add("--tables", metavar=function, help=tables_help)
-    add("--library", choices=_box.LIBRARIES, help="its array library; default: try each")
+    add("--library", choices=_open.LIBRARIES, help="its array library; default: try each")
     add("--config", metavar="CONFIG", help="a config.json with the RoPE that is expected")
     add = parser.add_argument_group("options for a model").add_argument
     weights_help = "also load the model with transformers, from safetensors, and check it"
@@ -104,7 +104,7 @@ def _check_function(options: argparse.Namespace) -> int:
         result = identify(function, options.head_dim, tables=tables, like=like, **shape)
     except RopeError as error:
         fault = str(error)
-        if isinstance(error, _box.CallError):
+        if isinstance(error, _open.CallError):
             advice = "Try --head-dim, --axes or --tables"
             if options.tables is None and re.search(r"'(cos|sin|freqs\w*)'", error.summary):
                 advice = "It takes cos and sin: pass --tables package.module:function, which "

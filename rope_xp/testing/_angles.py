@@ -1,5 +1,6 @@
 """Measure the angles of pairs, and whether they depend on more than a token's position."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -57,7 +58,8 @@ def find_length_dependence(array: RotatedArray) -> LengthDependence | None:
         def is_short(n: int, length: LengthDependence = length) -> bool:
             return bool(np.abs(length.read(array, _FEW, n) - short).max() <= _SAME)
 
-        for longest in (largest, largest // 32, largest // 256):
+        most = array.box.max_tokens if quantity == _TOKENS else math.inf
+        for longest in (int(min(n, most)) for n in (largest, largest // 32, largest // 256)):
             try:
                 if is_short(longest):
                     break

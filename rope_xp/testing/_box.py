@@ -1,31 +1,29 @@
 """A black box: a function of any array library, called and read with numpy arrays."""
 
-import inspect
-import itertools
-import sys
+import math
+import time
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rope_xp._core import numbers
-from rope_xp._core.dtypes import FLOATS
 from rope_xp._core.errors import BROKEN, RopeError
 from rope_xp._core.typing import Array, Device
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
+from rope_xp.testing._norm import Norm
+from rope_xp.testing._slots import FILL, read_slots
 
 Function = Callable[..., Any]
 Floats = NDArray[np.float64]
 Complex = NDArray[np.complex128]
 
-LIBRARIES = ("numpy", "torch", "jax", "cupy")
 _FAILURES = (*BROKEN, ArithmeticError, AssertionError, LookupError)
 _EPS = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
-_POSITION_FORMATS: dict[str, Callable[[NDArray[Any]], NDArray[Any]]] = {
+POSITION_FORMATS: dict[str, Callable[[NDArray[Any]], NDArray[Any]]] = {
     "s": lambda p: p[0, 0],
     "bs": lambda p: p[0],
     "1s": lambda p: p[0, :1],
@@ -42,15 +40,8 @@ class CallRefused(Exception):  # noqa: N818  # no error yet: another way to call
     """A function did not take its arguments."""
 
 
-class CallError(RopeError):
-    """A function rejected all calls that were tried."""
-
-    __module__ = "rope_xp"
-
-    def __init__(self, summary: str) -> None:
-        fits = "a fitting head_dim, axes, heads, components or tables"
-        super().__init__(f"{summary}. Pass {fits}, or like= an array of its library")
-        self.summary = summary
+class OutOfTimeError(RopeError):
+    """The time for calls is spent."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +59,10 @@ class BlackBox:
     dtype: str
     components: int = 1
     position_format: str = "s"
+    norm: Norm | None = None  # that the function applies before the rotation
+    slots: bool = False  # whether it writes k to slots of a cache, its last two arguments
+    max_tokens: float = math.inf  # of a call
+    deadline: float = math.inf  # of time.monotonic, after which no call begins
 
     @property
     def eps(self) -> float:
@@ -77,8 +72,16 @@ class BlackBox:
     def rotate(self, vectors: Floats, positions: ArrayLike) -> list[Floats]:
         """Return vectors, (n, heads, head_dim), rotated at each position, n batch entries."""
         tokens = np.shape(positions)[-1]
-        x = np.broadcast_to(vectors[:, :, None], (*vectors.shape[:2], tokens, self.head_dim))
-        return self.call([self.put(x) for _ in self.names], positions)[1]
+        entries = int(max(1, min(len(vectors), self.max_tokens // tokens)))
+        parts = []
+        for part in (vectors[i : i + entries] for i in range(0, len(vectors), entries)):
+            # A norm is undone: the function gets what it makes multiples of these vectors.
+            inputs = [self.norm.invert(part, n) if self.norm else (part, 1.0) for n in self.names]
+            shape = (*part.shape[:2], tokens, self.head_dim)
+            arrays = [self.put(np.broadcast_to(x[:, :, None], shape)) for x, _ in inputs]
+            results = self.call(arrays, positions)[1]
+            parts.append([y * size for y, (_, size) in zip(results, inputs, strict=False)])
+        return [np.concatenate(results) for results in zip(*parts, strict=True)]
 
     def accepts(self, positions: ArrayLike) -> bool:
         """Return whether the function takes these positions."""
@@ -92,36 +95,62 @@ class BlackBox:
         self, arguments: list[Array], positions: ArrayLike
     ) -> tuple[tuple[Array, ...], list[Floats]]:
         """Return the function's results, and their values; raise CallRefused if that fails."""
+        if time.monotonic() > self.deadline:
+            raise OutOfTimeError("no answer within the given seconds; pass more, or fewer heads")
         p = np.asarray(positions)  # (tokens,), (components, tokens) or (components, batch, tokens)
         p = p if p.ndim > 2 else p[..., None, :]
         batch = arguments[0].shape[self.axes.index("b")]
         p = np.broadcast_to(p, (self.components, batch, p.shape[-1]))
         dtype = np.int32 if self.backend.name == "jax" else np.int64  # jax has no int64 by default
-        host = np.ascontiguousarray(_POSITION_FORMATS[self.position_format](p), dtype)
+        host = np.ascontiguousarray(POSITION_FORMATS[self.position_format](p), dtype)
         device_positions = self.backend.asarray(host, self.device)
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
             try:
                 last = (device_positions,)
                 if self.tables is not None:
-                    last = _to_tuple(self.tables(device_positions))
+                    last = to_tuple(self.tables(device_positions))
+                if self.slots:
+                    return self._call_with_slots(arguments, last)
                 result = self.function(*arguments, *last)
-                results = _to_tuple(result) if len(self.names) > 1 else (result,)
+                results = to_tuple(result) if len(self.names) > 1 else (result,)
                 for y, x in zip(results, arguments, strict=False):  # it may return more
-                    if find.find_backend(y) is not self.backend:
-                        raise TypeError(f"it returns {type(y).__name__} for {self.backend.name}")
-                    if tuple(y.shape) != tuple(x.shape):
-                        shapes = f"{tuple(y.shape)} for one of {tuple(x.shape)}"
-                        raise ValueError(f"it returns an array of {shapes}")
+                    self._check_result(y, x)
                 return results, [self.read(y) for y in results[: len(arguments)]]
             except _FAILURES as error:
                 text = " ".join(str(error).split())
                 raise CallRefused(f"{type(error).__name__}: {text}") from error
 
+    def _check_result(self, y: Array, x: Array) -> None:
+        if find.find_backend(y) is not self.backend:
+            raise TypeError(f"it returns {type(y).__name__} for {self.backend.name}")
+        if tuple(y.shape) != tuple(x.shape):
+            shapes = f"{tuple(y.shape)} for one of {tuple(x.shape)}"
+            raise ValueError(f"it returns an array of {shapes}")
+
+    def _call_with_slots(
+        self, arguments: list[Array], last: tuple[Array, ...]
+    ) -> tuple[tuple[Array, ...], list[Floats]]:
+        """Call a function that writes k to a cache, and read k from there."""
+        sizes = dict(zip(self.axes, arguments[1].shape, strict=True))
+        batch, tokens = sizes["b"], sizes["s"]
+        slots = np.random.default_rng(tokens).permutation(2 * batch * tokens + 3)[: batch * tokens]
+        cache = self._put_host(np.full((2 * len(slots) + 3, sizes["h"], self.head_dim), FILL))
+        q, *returned = to_tuple(
+            self.function(*arguments, *last, cache, self.backend.asarray(slots, self.device))
+        )
+        self._check_result(q, arguments[0])
+        keys = read_slots(read_host(returned[0] if returned else cache), slots)
+        k = np.moveaxis(keys.reshape(batch, tokens, *keys.shape[1:]), 1, 2)
+        return (q, arguments[1]), [self.read(q), k]
+
     def put(self, x: Floats) -> Array:
         """Return an array (batch, heads, tokens, head_dim) in the function's library and axes."""
+        return self._put_host(np.einsum(f"bhsd->{self.axes}", x))
+
+    def _put_host(self, x: Floats) -> Array:
         # A copy, as some functions write in place.
-        host = np.array(np.einsum(f"bhsd->{self.axes}", x), np.float32, order="C")
+        host = np.array(x, np.float32, order="C")
         array = self.backend.asarray(host, self.device)
         if self.dtype == "float32":
             return array
@@ -130,93 +159,16 @@ class BlackBox:
 
     def read(self, x: Array) -> Floats:
         """Return the values of such an array, (batch, heads, tokens, head_dim)."""
-        if hasattr(x, "detach"):  # torch, whose bfloat16 numpy cannot read
-            x = x.detach().cpu().double()
-        host = np.asarray(x.get() if hasattr(x, "get") else x, np.float64)
-        return np.asarray(np.einsum(f"{self.axes}->bhsd", host))
+        return np.asarray(np.einsum(f"{self.axes}->bhsd", read_host(x)))
 
 
-def _to_tuple(result: Any) -> tuple[Any, ...]:
+def read_host(x: Array) -> Floats:
+    """Return the values of an array of any library."""
+    if hasattr(x, "detach"):  # torch, whose bfloat16 numpy cannot read
+        x = x.detach().cpu().double()
+    return np.asarray(x.get() if hasattr(x, "get") else x, np.float64)
+
+
+def to_tuple(result: Any) -> tuple[Any, ...]:
+    """Return results, one or several, as a tuple."""
     return tuple(result) if isinstance(result, (tuple, list)) else (result,)
-
-
-def open_box(
-    function: Function,
-    head_dim: int,
-    axes: str,
-    tables: Function | None,
-    like: Array | None,
-    heads: int,
-    components: int | None,
-) -> BlackBox:
-    """Return a function with the first way of calling that it takes; raise CallError for none."""
-    if not callable(function):
-        raise TypeError(f"function must be callable; got {type(function).__name__}")
-    counts = (1, 2, 3) if components is None else (components,)
-    for name, n in {"head_dim": head_dim, "heads": heads, "components": counts[0]}.items():
-        numbers.check_positive_int(name, n)
-    if not isinstance(axes, str) or sorted(axes) != sorted("bhsd"):
-        raise RopeError(
-            f"axes must name b, h, s and d, each once, such as 'bhsd' or 'bshd'; got {axes!r}"
-        )
-    names = "qkv"[: _count_arrays(function, tables is not None)]
-    units = np.zeros((head_dim * heads, heads, head_dim))
-    errors: dict[str, str] = {}
-    for backend, device, dtype in _find_libraries(like):
-        box = BlackBox(function, tables, names, axes, head_dim, heads, backend, device, dtype)
-        for count, form in itertools.product(counts, _POSITION_FORMATS):
-            candidate = replace(box, components=count, position_format=form)
-            try:
-                if ("c" in form) == (count > 1):
-                    candidate.rotate(units, np.arange(5))  # no number of heads
-                    return candidate
-            except CallRefused as rejected:
-                errors.setdefault(backend.name, str(rejected))
-    # Errors of libraries that the function's module does not import are of the array type alone.
-    module = sys.modules.get(getattr(function, "__module__", None) or "")
-    imports = [str(getattr(x, "__name__", "")) for x in vars(module or object).values()]
-    roots = {name.partition(".")[0] for name in imports}
-    first = [library for library in errors if library in roots][-1:] or [*errors]
-    shape = ", ".join(str(head_dim) if axis == "d" else axis for axis in axes)
-    name = getattr(function, "__name__", type(function).__name__)
-    arrays = ", ".join(names) if len(names) > 1 else "x"
-    raise CallError(
-        f"could not call {name} with {arrays} of shape ({shape}); first error: {errors[first[0]]}"
-    )
-
-
-def _find_libraries(like: Array | None) -> Iterator[tuple[Backend, Device, str]]:
-    if like is not None:
-        backend = find.require_backend(like, "like")
-        dtype = backend.dtype_name(like)
-        if dtype not in FLOATS:
-            raise RopeError(f"like must be of {', '.join(FLOATS)}; got {dtype}")
-        yield backend, backend.device(like), dtype
-        return
-    # numpy first: the others take its arrays, but return their own, and so are told from it.
-    for row in sorted(find.libraries, key=lambda row: row.name != "numpy"):
-        if row.name not in LIBRARIES or row.name not in sys.modules:
-            continue
-        backend = row.load()
-        try:
-            backend.asarray(np.zeros(1, np.float32), None)
-        except RuntimeError:  # cupy's, where there is no GPU
-            continue
-        yield backend, None, "float32"
-
-
-def _count_arrays(function: Function, has_tables: bool) -> int:
-    """Return how many arrays a function takes before positions, or before cos and sin."""
-    # A torch module itself takes any arguments; its method forward has the signature.
-    called = getattr(function, "forward", function)
-    try:
-        parameters = inspect.signature(called).parameters.values()
-    except (TypeError, ValueError):  # compiled code may have no signature
-        return 2
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    positional = [parameter for parameter in parameters if parameter.kind in kinds]
-    for i, parameter in enumerate(positional):
-        if parameter.name.startswith(("pos", "cos", "freqs")) and i:
-            return min(i, 3)
-    required = sum(p.default is inspect.Parameter.empty for p in positional)
-    return min(max(required - (2 if has_tables else 1), 1), 3) if required else 2

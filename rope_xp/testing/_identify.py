@@ -1,23 +1,27 @@
-"""Identify the RoPE of a function, or assert that it is the expected one."""
+"""Identify the RoPE of a function."""
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Sequence
+import time
 from dataclasses import dataclass
+from typing import Any
 
-from rope_xp._arguments import fields
+from rope_xp._core import numbers
 from rope_xp._core.errors import RopeError
 from rope_xp._core.typing import Array
 from rope_xp.rope import RoPE
 from rope_xp.testing._accuracy import ArrayRotation, measure_accuracy
 from rope_xp.testing._angles import check_positions, find_length_dependence, measure_angles
-from rope_xp.testing._box import BlackBox, Function, open_box
+from rope_xp.testing._box import BlackBox, CallRefused, Function
 from rope_xp.testing._compare import find_problems, fix_length, list_differences
 from rope_xp.testing._fit import fit_angles
+from rope_xp.testing._open import open_box
 from rope_xp.testing._pairs import RotatedArray, find_rotated_arrays
 
-_POSITIONS = (0, 1, 2, 7, 100, 1023, 4097, 40_001, 131_071)
+_FEWEST = 32
+"""Tokens of the calls that no check can do without."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,8 @@ def identify(
     like: Array | None = None,
     heads: int = 2,
     components: int | None = None,
+    max_tokens: int | None = None,
+    seconds: float | None = None,
 ) -> Identified:
     """Return which RoPE a function computes, and what is wrong with it.
 
@@ -82,6 +88,10 @@ def identify(
         Heads of the arrays.
     components : int, optional
         Components of a position, on a leading axis if more than 1. None: try 1, then 2 and 3.
+    max_tokens : int, optional
+        Tokens of a call at most, of all batch entries, from 32. For kernels in an interpreter.
+    seconds : float, optional
+        Time after which no call begins; RopeError then.
 
     Returns
     -------
@@ -108,73 +118,35 @@ def identify(
     >>> found.rope.base, found.rope.layout, found.faults
     (500000.0, 'half', ())
     """
-    return _identify_box(open_box(function, head_dim, axes, tables, like, heads, components))
-
-
-def assert_rotates(
-    function: Function,
-    rope: RoPE,
-    head_dim: int,
-    *,
-    axes: str = "bhsd",
-    positions: Sequence[int] | None = None,
-    atol: float | None = None,
-    tables: Function | None = None,
-    like: Array | None = None,
-    heads: int = 2,
-) -> None:
-    """Check that a function rotates like a given RoPE.
-
-    The function is called with up to 1031 random vectors, at positions in random order, with
-    several batch entries and more heads in q than in k.
-
-    Parameters
-    ----------
-    function, head_dim, axes, tables, like, heads
-        See :func:`identify`.
-    rope : RoPE
-        The expected RoPE. Scaling that depends on length is fixed for one token.
-    positions : sequence of int, (tokens,) or (components, tokens), optional
-        Positions to compare at; a single row is shifted for each component. Default: some up to
-        131071.
-    atol : float, optional
-        Largest error allowed, for standard normal inputs. Default: sixteen units of the dtype, plus
-        the error of float32 angles.
-
-    Raises
-    ------
-    AssertionError
-        If an error is larger, with the largest one and what the function does instead. Also if an
-        argument is overwritten, but another array is returned.
-    RopeError, TypeError
-        As in :func:`identify`. Also if rope does not fit head_dim.
-
-    Examples
-    --------
-    >>> import rope_xp
-    >>> from rope_xp.testing import assert_rotates
-    >>> def kernel(x, positions):
-    ...     return rope_xp.RoPE().rotate(x, positions, axes="bhsd")
-    >>> assert_rotates(kernel, rope_xp.RoPE(layout="interleaved"), 8)
-    >>> assert_rotates(kernel, rope_xp.RoPE(layout="half"), 8)
-    Traceback (most recent call last):
-    AssertionError: the function does not rotate as RoPE(base=10000.0, layout='half', ...
-    - layout is 'interleaved', and not 'half'
-    """
-    fields.check_rope(rope, RoPE, "rope")
-    components = 1 if rope.position_axes is None else max(rope.position_axes) + 1
-    box = open_box(function, head_dim, axes, tables, like, heads, components)
-    positions = _POSITIONS if positions is None else positions
-    problem = next(find_problems(box, rope, positions, atol, whole=True), None)
-    if problem is None:
-        return
+    most, deadline = read_limits(max_tokens, seconds)
+    limits: dict[str, Any] = {"max_tokens": most, "deadline": deadline}
+    shape = head_dim, axes, tables, like, heads
+    box = open_box(function, *shape, components, **limits)
     try:
-        result = _identify_box(box)
-        reasons = [*list_differences(result.rope, rope, head_dim), *result.faults, *result.notes]
-    except RopeError as error:
-        reasons = [str(error)]
-    lines = "".join(f"\n- {reason}" for reason in reasons or ["the cause is unknown"])
-    raise AssertionError(f"the function does not rotate as {rope}: {problem.message}{lines}")
+        return identify_box(box)
+    except RopeError:
+        # Some take positions of several counts of components, and are rotations with one alone.
+        for count in {1, 2, 3} - {box.components} if components is None else ():
+            with contextlib.suppress(RopeError):
+                return identify_box(open_box(function, *shape, count, **limits))
+        raise
+
+
+def read_limits(max_tokens: int | None, seconds: float | None) -> tuple[float, float]:
+    """Return the tokens of a call, and when seconds from now are over, by time.monotonic."""
+    most = math.inf if max_tokens is None else numbers.check_positive_int("max_tokens", max_tokens)
+    if most < _FEWEST:
+        raise RopeError(f"max_tokens must be at least {_FEWEST}; got {max_tokens}")
+    left = math.inf if seconds is None else float(numbers.check_positive("seconds", seconds))
+    return most, time.monotonic() + left
+
+
+def identify_box(box: BlackBox) -> Identified:
+    """Return which RoPE a function computes; RopeError if it is none, or rejects calls."""
+    try:
+        return _identify_box(box)
+    except CallRefused as refused:
+        raise RopeError(f"function takes some calls, but not all: {refused}") from refused
 
 
 def _identify_box(box: BlackBox) -> Identified:
@@ -195,10 +167,14 @@ def _identify_box(box: BlackBox) -> Identified:
         differences = list_differences(k.rope, first.rope, box.head_dim)
         faults += [f"q and k are rotated differently: for k, {text}" for text in differences]
     faults += [accuracy.fault] if accuracy.fault else []
+    read = sorted(set(first.rope.position_axes or (0,)))
+    if len(read) < box.components:
+        shown = f"component {', '.join(map(str, read))} alone"
+        faults.append(f"of {box.components} components of a position it reads {shown}")
     problems = []
     if not (accuracy.explained and faults):  # a known fault makes all results wrong
         last = next(p for p in (1023, 127, 7) if box.accepts([0, p]))
-        problems = list(find_problems(box, first.rope, range(last + 1)))
+        problems = list(find_problems(box, first.rope, range(last + 1), deadline=box.deadline))
     wrong = [problem.message for problem in problems if problem.kind == "wrong"]
     if wrong and not faults:
         raise RopeError(f"function is no rotation of each token by its own position: {wrong[0]}")

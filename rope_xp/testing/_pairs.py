@@ -42,10 +42,22 @@ class RotatedArray(NamedTuple):
 def find_rotated_arrays(box: BlackBox) -> list[RotatedArray | None]:
     """Return each array with its pairs, None if it is not rotated; raise if it has no pairs."""
     n = box.heads * box.head_dim
-    units = np.eye(n).reshape(n, box.heads, box.head_dim)
+    # With the first unit vector once more, and zeros.
+    units = np.eye(n, n)[[*range(n), 0, 0]]
+    units[-1] = 0.0
+    units = units.reshape(-1, box.heads, box.head_dim)
     # (arrays, n, heads, tokens, d), and then (arrays, tokens, heads, d, heads, d)
     _, results = read_first(lambda p: np.stack(box.rotate(units, p)), _POSITIONS)
-    matrices = np.moveaxis(results, (1, 3), (-1, 1))
+    for name, (first, *_, same, zeros) in zip(box.names, results, strict=False):
+        if np.abs(zeros).max() > _COUPLED:
+            most = f"{np.abs(zeros).max():.3g}"
+            raise RopeError(f"function adds a constant to {name}: it makes {most} of zeros")
+        if np.abs(first - same).max() > 4 * box.eps + 1e-6:
+            raise RopeError(
+                f"batch entries of {name} with equal positions are rotated differently: the place "
+                "in the batch matters too, as where positions run on from sequence to sequence"
+            )
+    matrices = np.moveaxis(results[:, :n], (1, 3), (-1, 1))
     matrices = matrices.reshape(*matrices.shape[:-1], box.heads, box.head_dim)
     return [
         _find_pairs(box, name, _extract_head(matrix, name, box.eps))
@@ -148,6 +160,8 @@ def _find_fault(head: Floats, pairs: Indices, eps: float) -> str | None:
     if is_close(a, d) and is_close(b, c):
         return "both parts add the other times sin; one must subtract it. The norm is not kept"
     if is_close(a, -d) and is_close(b, c):
+        if is_close(a[0], 0.0 * a[0]):
+            return "the two results are written to each other's place"
         return "one part has the wrong sign: the pair is reflected, not rotated"
     rows, columns = (np.hypot(a, b), np.hypot(c, d)), (np.hypot(a, c), np.hypot(b, d))
     if not any(max(map(np.ptp, norms)) <= 1e-2 * norms[0].max() for norms in (rows, columns)):

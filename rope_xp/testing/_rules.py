@@ -131,6 +131,8 @@ def _find_ramps(
         x = plain if by_frequency else np.arange(len(w), dtype=float)
         tolerance = 4 * (rounding + float(series.uncertainty[-1]))
         for factor in round_to_few_digits(slowdown, tolerance, 2):
+            if factor == 1.0:
+                continue
             shares = (w / plain - 1.0 / factor) / (1.0 - 1.0 / factor)
             between = (shares > 1e-3) & (shares < 1.0 - 1e-3)
             if between.sum() > 1:

@@ -1,10 +1,14 @@
 """How functions are called: with which numbers, and with what limits of theirs."""
 
+import time
+from typing import Any
+
 import numpy as np
 import pytest
 
-from rope_xp import RoPE, RopeError
+from rope_xp import QKNorm, RoPE, RopeError
 from rope_xp.testing import assert_rotates, identify
+from rope_xp.testing._open import CallError
 
 HEAD_DIM = 16
 ROPE = RoPE(layout="half")
@@ -79,3 +83,126 @@ def test_function_in_place_passes():
 
     assert_rotates(function, ROPE, HEAD_DIM)
     assert identify(function, HEAD_DIM).faults == ()
+
+
+def test_a_batch_that_decodes_is_called() -> None:
+    """As mlx#3494: one token of each sequence takes the position of the first."""
+
+    def function(q: Any, k: Any, positions: Any) -> Any:
+        if positions.ndim != 2:
+            raise ValueError("positions must be (batch, tokens)")
+        if q.shape[2] == 1:
+            positions = np.broadcast_to(positions[:1], positions.shape)
+        return rotate(q, k, positions)
+
+    with pytest.raises(AssertionError, match="position 131071, that of batch entry 0"):
+        assert_rotates(function, ROPE, HEAD_DIM)
+
+
+def test_calls_have_as_few_tokens_as_asked_for() -> None:
+    sizes = []
+
+    def function(q: Any, k: Any, positions: Any) -> Any:
+        sizes.append(q.shape[0] * q.shape[2])
+        return rotate(q, k, positions)
+
+    assert_rotates(function, ROPE, HEAD_DIM, max_tokens=64)
+    assert identify(function, HEAD_DIM, max_tokens=64).rope == ROPE
+    with pytest.raises(AssertionError, match="base is 10000, and not 100"):
+        assert_rotates(function, RoPE(layout="half", base=100.0), HEAD_DIM, max_tokens=64)
+    assert max(sizes) <= 64
+    with pytest.raises(RopeError, match="max_tokens must be at least 32; got 8"):
+        identify(function, HEAD_DIM, max_tokens=8)
+
+
+def test_a_slow_function_ends_in_time() -> None:
+    sizes = []
+
+    def function(q: Any, k: Any, positions: Any) -> Any:
+        sizes.append(q.shape[0] * q.shape[2])
+        time.sleep(1e-4 * sizes[-1])
+        return rotate(q, k, positions)
+
+    assert_rotates(function, ROPE, HEAD_DIM, seconds=0.05)
+    assert max(sizes) < 1031
+    with pytest.raises(AssertionError, match="no answer within the given seconds"):
+        assert_rotates(function, RoPE(), HEAD_DIM, seconds=0.05)
+    with pytest.raises(RopeError, match="no answer within the given seconds"):
+        identify(function, HEAD_DIM, seconds=0.05)
+
+
+def test_slots_of_a_cache_are_read() -> None:
+    def function(q: Any, k: Any, positions: Any, k_cache: Any, slots: Any) -> Any:
+        slots = slots.reshape(len(k), -1)
+        return ROPE.apply(q, k, positions, axes="bhsd", out=(None, k_cache), slots=slots)
+
+    def leaves_one(q: Any, k: Any, positions: Any, k_cache: Any, slots: Any) -> Any:
+        before = k_cache[slots[-1:]].copy()
+        result = function(q, k, positions, k_cache, slots)
+        k_cache[slots[-1:]] = before
+        return result
+
+    assert_rotates(function, ROPE, HEAD_DIM, slots=True)
+    with pytest.raises(AssertionError, match="1 of .* are not written"):
+        assert_rotates(leaves_one, ROPE, HEAD_DIM, slots=True)
+    with pytest.raises(AssertionError, match="layout is 'half', and not 'interleaved'"):
+        assert_rotates(function, RoPE(), HEAD_DIM, slots=True)
+
+
+def test_a_norm_is_compared_and_undone() -> None:
+    weights = np.linspace(0.5, 2.0, HEAD_DIM), np.linspace(2.0, 0.5, HEAD_DIM)
+    norm = QKNorm(*weights, eps=1e-5, offset=1.0)
+
+    def function(q: Any, k: Any, positions: Any) -> Any:
+        return rotate(q, k, positions, norm=QKNorm(*map(np.float32, weights), 1e-5, 1.0))
+
+    assert_rotates(function, ROPE, HEAD_DIM, norm=norm)
+    with pytest.raises(AssertionError, match="layout is 'half', and not 'interleaved'"):
+        assert_rotates(function, RoPE(), HEAD_DIM, norm=norm)
+    with pytest.raises(AssertionError, match="q is multiplied by the weights of the other array"):
+        assert_rotates(function, ROPE, HEAD_DIM, norm=QKNorm(*weights[::-1], 1e-5, 1.0))
+    with pytest.raises(TypeError, match="norm must be a rope_xp.QKNorm; got float"):
+        assert_rotates(function, ROPE, HEAD_DIM, norm=1e-5)  # type: ignore[arg-type]  # the mistake
+    with pytest.raises(RopeError, match=r"norm.q_weight must have shape \(16,\); got \(8,\)"):
+        assert_rotates(function, ROPE, HEAD_DIM, norm=QKNorm(np.ones(8)))
+    with pytest.raises(RopeError, match="norm.k_weight . offset must not be 0"):
+        assert_rotates(function, ROPE, HEAD_DIM, norm=QKNorm(None, np.zeros(HEAD_DIM)))
+
+
+def test_a_layer_without_positions() -> None:
+    assert_rotates(lambda q, k, positions: (q, k), None, HEAD_DIM)
+    with pytest.raises(AssertionError, match="it rotates as RoPE.*, in a layer without positions"):
+        assert_rotates(rotate, None, HEAD_DIM)
+
+
+def test_sections_of_a_table_for_each_component() -> None:
+    """As Qwen2-VL: cos and sin for each component, of which a function takes sections."""
+    rope = RoPE(layout="half", position_axes=(0, 0, 1, 1, 1, 2, 2, 2))
+
+    def tables(positions: Any) -> Any:
+        return ROPE.cos_sin(positions, HEAD_DIM)
+
+    def function(q: Any, k: Any, cos: Any, sin: Any) -> Any:
+        axes, pairs = np.array(rope.position_axes), np.arange(8)
+        cos, sin = (np.moveaxis(t[axes, ..., pairs], 0, -1) for t in (cos, sin))
+        angles = rope.with_tables(cos, sin)
+        return angles.apply(q, k, axes="bhsd")
+
+    assert_rotates(function, rope, HEAD_DIM, tables=tables)
+    assert identify(function, HEAD_DIM, tables=tables).rope == rope
+
+
+def test_tables_in_one_argument() -> None:
+    table = np.asarray(ROPE.table(4096, HEAD_DIM, form="vllm"))
+
+    def function(q: Any, k: Any, rows: Any) -> Any:
+        return ROPE.with_tables(rows[..., :8], rows[..., 8:]).apply(q, k, axes="bhsd")
+
+    def of_cache(q: Any, k: Any, positions: Any, cos_sin_cache: Any) -> Any:
+        return function(q, k, cos_sin_cache[positions])
+
+    assert_rotates(function, ROPE, HEAD_DIM, tables=lambda p: table[p], positions=range(99))
+    bind = r"lambda q, k, positions: of_cache\(q, k, positions, cos_sin_cache\), or see"
+    with pytest.raises(CallError, match=bind):
+        identify(of_cache, HEAD_DIM)
+    identify(lambda q, k, positions: of_cache(q, k, positions, table), HEAD_DIM)

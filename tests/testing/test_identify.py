@@ -11,8 +11,8 @@ from support.planted import HALF, HEAD_DIM, SECTIONS
 
 from rope_xp import RoPE, RopeError, scaling
 from rope_xp.testing import Measured, assert_rotates, identify
-from rope_xp.testing._box import CallError
 from rope_xp.testing._compare import list_differences
+from rope_xp.testing._open import CallError
 
 ROPES = {
     "plain": RoPE(),

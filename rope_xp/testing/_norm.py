@@ -1,0 +1,83 @@
+"""The norm before a rotation: apply it, undo it, and find what is wrong with it."""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+class Norm(NamedTuple):
+    """An RMSNorm of q and k over head_dim."""
+
+    weights: dict[str, Floats | None]  # by the name of the array, without the offset
+    eps: float
+    offset: float
+
+    def scale(self, name: str, head_dim: int) -> Floats:
+        """Return what components are multiplied by, (head_dim,)."""
+        weight = self.weights[name]
+        return np.ones(head_dim) if weight is None else weight + self.offset
+
+    def apply(self, x: Floats, name: str) -> Floats:
+        """Return x as normalised."""
+        return divide(x, self.eps) * self.scale(name, x.shape[-1])
+
+    def invert(self, x: Floats, name: str) -> tuple[Floats, Floats | float]:
+        """Return what is normalised to a multiple of x, and x over that multiple."""
+        if name == "v":
+            return x, 1.0
+        before = x / self.scale(name, x.shape[-1])
+        size = np.sqrt((before**2).mean(axis=-1, keepdims=True) + self.eps)
+        return before, size[:, :, None]
+
+
+def divide(x: Floats, eps: float, axes: tuple[int, ...] = (-1,)) -> Floats:
+    """Return x over its root mean square."""
+    return np.asarray(x / np.sqrt((x**2).mean(axis=axes, keepdims=True) + eps))
+
+
+def find_fault(
+    norm: Norm,
+    x: Floats,
+    name: str,
+    turn: Callable[[Floats], Floats],
+    result: Floats,
+    bound: Floats,
+) -> str | None:
+    """Return what a function does other than to normalise x and turn it; None if unknown."""
+    for fault, simulated in _simulate(norm, x, name, turn):
+        if (np.abs(simulated - result) <= bound).all():
+            return fault
+    # The size of a result shows eps, whatever it is.
+    exact = turn(norm._replace(eps=0.0).apply(x, name))
+    ratios = (result * exact).sum(axis=-1) / (exact**2).sum(axis=-1)
+    mean = (x**2).mean(axis=-1)
+    with np.errstate(all="ignore"):
+        eps = float(np.median(mean / ratios**2 - mean))
+    simulated = turn(norm._replace(eps=max(eps, 0.0)).apply(x, name))
+    if (np.abs(simulated - result) <= bound).all():
+        return f"eps of the norm of {name} is {eps:.3g}, and not {norm.eps:g}"
+    return None
+
+
+def _simulate(
+    norm: Norm, x: Floats, name: str, turn: Callable[[Floats], Floats]
+) -> Iterator[tuple[str, Floats]]:
+    """Yield results of norms that are wrong, with what is wrong."""
+    scale, plain = norm.scale(name, x.shape[-1]), divide(x, norm.eps)
+    other = norm.scale("qk".replace(name, ""), x.shape[-1])
+    yield f"{name} is not normalised", turn(x)
+    yield f"{name} is normalised after the rotation, not before", divide(turn(x), norm.eps) * scale
+    yield f"weights of the norm of {name} are missing", turn(plain)
+    offset = f"the offset {norm.offset:g} of the weights of the norm of {name} is missing"
+    yield offset, turn(plain * (scale - norm.offset))
+    yield f"1 is added to the weights of the norm of {name}", turn(plain * (scale + 1.0))
+    yield f"{name} is multiplied by the weights of the other array", turn(plain * other)
+    centred = x - x.mean(axis=-1, keepdims=True)
+    fault = f"the mean of {name} is subtracted, as in LayerNorm"
+    yield fault, turn(divide(centred, norm.eps) * scale)
+    together = divide(x, norm.eps, (-3, -1))
+    yield f"{name} is normalised over all heads together, not over each", turn(together * scale)

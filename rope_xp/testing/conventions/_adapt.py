@@ -1,0 +1,124 @@
+"""What conventions share: arrays of a kernel's library, tables, and what an engine cannot do."""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rope_xp._core.errors import RopeError
+from rope_xp._core.typing import Array
+from rope_xp.rope import RoPE
+from rope_xp.testing._box import Function, read_host
+from rope_xp.testing._compare import fix_length
+
+Positions = NDArray[np.int64]
+LENGTH = 131_072
+"""Rows of tables: positions beyond are rejected, as engines reject them."""
+
+
+def to_torch(x: Array) -> Array:
+    """Return a tensor with the values of an array, which a kernel may write to."""
+    import torch
+
+    return torch.as_tensor(x).clone(memory_format=torch.contiguous_format)
+
+
+def to_int32(x: Positions, like: Array) -> Array:
+    """Return a tensor of integers on the device of another tensor."""
+    import torch
+
+    return torch.as_tensor(x.astype(np.int32), device=like.device)
+
+
+def adapt(
+    kernel: Function,
+    rope: RoPE,
+    rotate: Callable[..., Any],
+    to: Callable[[Array], Array] = to_torch,
+) -> Function:
+    """Return function(q, k, positions) around rotate(q, k, p), of arrays (batch, tokens, heads, d).
+
+    p is of numpy, (batch, tokens), with a leading axis if the rope has components.
+    """
+
+    def function(q: Array, k: Array, positions: Array, *cache: Array) -> Any:
+        p = read_host(positions).astype(np.int64)
+        if p.ndim != 2 + (rope.position_axes is not None):
+            raise ValueError(f"positions must be (batch, tokens); got {p.shape}")
+        results = rotate(to(q.swapaxes(1, 2)), to(k.swapaxes(1, 2)), p, *cache)
+        rotated = [results[0].swapaxes(1, 2), *results[1:]]
+        rotated[1] = rotated[1] if cache else rotated[1].swapaxes(1, 2)
+        return [np.array(y) for y in rotated] if isinstance(q, np.ndarray) else rotated
+
+    function.__name__ = getattr(kernel, "__name__", type(kernel).__name__)
+    return function
+
+
+def flatten(kernel: Function, rope: RoPE, rotate: Callable[..., Any]) -> Function:
+    """Return the same around rotate(q, k, p) of (n, heads, d), p (n,) or (components, n)."""
+
+    def of_batch(q: Array, k: Array, p: Positions, *cache: Array) -> Any:
+        import torch
+
+        flat = torch.as_tensor(p.reshape(*p.shape[:-2], -1), device=q.device)
+        q_rotated, k_rotated = rotate(q.flatten(0, 1), k.flatten(0, 1), flat, *cache)
+        return q_rotated.reshape(q.shape), k_rotated if cache else k_rotated.reshape(k.shape)
+
+    return adapt(kernel, rope, of_batch)
+
+
+def get_tables(rope: RoPE, head_dim: int, form: str) -> Callable[[Array], tuple[Array, ...]]:
+    """Return what gives the tables of a form, of the dtype and device of a tensor, made once."""
+
+    @cache
+    def build(device: Any, dtype: Any) -> tuple[Array, ...]:
+        import torch
+
+        tables = rope.table(LENGTH, head_dim, form=form, xp=torch, device=device, dtype=dtype)
+        return tables if isinstance(tables, tuple) else (tables,)
+
+    return lambda x: build(x.device, x.dtype)
+
+
+def check(
+    rope: RoPE,
+    head_dim: int,
+    layouts: tuple[str, ...] = ("interleaved", "half"),
+    *,
+    components: bool = False,
+    factor: bool = True,
+) -> RoPE:
+    """Return a rope with its rotary_dim, for short contexts; RopeError if an engine has none such.
+
+    The options say whether it has positions of components, and a factor on cos and sin.
+    """
+    rope = fix_length(rope, head_dim)
+    for name, fits, expected in (
+        ("layout", rope.layout in layouts, " or ".join(layouts)),
+        ("rotary_offset", rope.rotary_offset == 0, "0"),
+        ("position_axes", components or rope.position_axes is None, "None"),
+        ("attention_factor", factor or rope.attention_factor == 1.0, "1"),
+    ):
+        if not fits:
+            raise RopeError(f"{name} must be {expected} there; got {getattr(rope, name)!r}")
+    return rope
+
+
+def find_runs(p: Positions, like: Array) -> tuple[Array, Array]:
+    """Return where sequences of consecutive positions start, and their first positions, int32.
+
+    The first array has the number of tokens at its end.
+    """
+    flat = p.ravel()
+    starts = np.arange(flat.size) % p.shape[1] == 0
+    starts[1:] |= np.diff(flat) != 1
+    (indices,) = np.nonzero(starts)
+    return to_int32(np.append(indices, flat.size), like), to_int32(flat[indices], like)
+
+
+def count_sections(rope: RoPE) -> tuple[list[int], bool]:
+    """Return the pairs of each component, and whether components take turns."""
+    axes = rope.position_axes or ()
+    return [axes.count(c) for c in range(max(axes) + 1)], list(axes) != sorted(axes)

@@ -1,0 +1,102 @@
+"""Engines whose tokens have no batch axis: (tokens, heads, head_dim), and a position each."""
+
+from typing import Any
+
+from rope_xp._core.errors import RopeError
+from rope_xp._core.typing import Array
+from rope_xp._dispatch.norm import QKNorm
+from rope_xp.rope import RoPE
+from rope_xp.scaling import Linear, Llama3
+from rope_xp.testing._box import Function
+from rope_xp.testing.conventions._adapt import (
+    adapt,
+    check,
+    count_sections,
+    find_runs,
+    flatten,
+    get_tables,
+    to_int32,
+    to_torch,
+)
+
+
+def vllm(kernel: Function, rope: RoPE, head_dim: int, *, norm: QKNorm | None = None) -> Function:
+    """Adapt ``rotary_embedding(positions, query, key, head_size, cos_sin_cache, is_neox)``.
+
+    It writes to query, (tokens, heads * head_size), and key. With ``norm``: ``fused_qk_norm_rope(
+    qkv, heads_q, heads_k, heads_v, head_dim, eps, q_weight, k_weight, cos_sin_cache, is_neox,
+    position_ids)``. If the rope has components: ``triton_mrope(q, k, cos, sin, mrope_section,
+    head_size, rotary_dim, mrope_interleaved, is_neox)``, with cos (components, tokens, r/2); it
+    returns q and k. Source: vLLM, _custom_ops.py at 0002bde, mrope.py at 055e47c.
+    """
+    rope, tables = check(rope, head_dim, components=True), get_tables(rope, head_dim, "vllm")
+    is_neox = rope.layout == "half"
+
+    def rotate(q: Array, k: Array, p: Array) -> Any:
+        (table,), flat = tables(q), (q.flatten(1), k.flatten(1))
+        if norm is not None:
+            import torch
+
+            heads, qkv = (q.shape[1], k.shape[1], k.shape[1]), torch.cat((*flat, flat[1]), 1)
+            given = norm.q_weight, norm.k_weight
+            weights = [torch.as_tensor(w).to(q) + norm.offset for w in given]
+            kernel(qkv, *heads, head_dim, norm.eps, *weights, table, is_neox, p)
+            n = flat[0].shape[1]
+            return qkv[:, :n], qkv[:, n : n + flat[1].shape[1]]
+        if rope.position_axes is not None:
+            (cos, sin), (sections, turns) = table[p].chunk(2, -1), count_sections(rope)
+            return kernel(*flat, cos, sin, sections, head_dim, rope.rotary_dim, turns, is_neox)
+        kernel(p, *flat, head_dim, table, is_neox)
+        return flat
+
+    return flatten(kernel, rope, rotate)
+
+
+def sglang(kernel: Function, rope: RoPE, head_dim: int, *, slots: bool = False) -> Function:
+    """Adapt ``apply_rope_inplace(q, k, cos_sin_cache, positions, *, is_neox, rope_dim)``.
+
+    It writes to q and k, (tokens, heads, head_dim); the table is float32. With ``slots``, for
+    ``assert_rotates(..., slots=True)``: ``apply_rope_inplace_with_kvcache(q, k, v, k_cache,
+    v_cache, cos_sin_cache, positions, out_loc, *, is_neox, rope_dim)``, with caches (slots, heads *
+    head_dim). Source: SGLang, jit_kernel/rope.py at 683b39b.
+    """
+    rope, tables = check(rope, head_dim), get_tables(rope, head_dim, "vllm")
+    options = {"is_neox": rope.layout == "half", "rope_dim": rope.rotary_dim}
+
+    def rotate(q: Array, k: Array, p: Array, *cache: Array) -> Any:
+        (table,) = tables(q.float())
+        if not slots:
+            kernel(q, k, table, p, **options)
+            return q, k
+        k_cache, out_loc = (to_torch(x) for x in cache)
+        caches = k_cache.flatten(1), k_cache.flatten(1).clone()
+        kernel(q, k, k.clone(), *caches, table, p, out_loc, **options)
+        return q, caches[0].view_as(k_cache)
+
+    return flatten(kernel, rope, rotate)
+
+
+def flashinfer(kernel: Function, rope: RoPE, head_dim: int, *, ragged: bool = False) -> Function:
+    """Adapt ``apply_rope_pos_ids(q, k, pos_ids, rotary_dim, interleave, rope_scale, rope_theta)``.
+
+    q is (tokens, heads, head_dim); it returns q and k, or None if it writes to them. With
+    ``ragged``, ``indptr, offsets`` take the place of ``pos_ids``. For Llama 3 ``low_freq_factor,
+    high_freq_factor, old_context_len`` follow. ``apply_rope_with_cos_sin_cache_inplace`` is that of
+    :func:`vllm`. Source: FlashInfer, flashinfer/rope.py at 0151f64.
+    """
+    rope, scaling = check(rope, head_dim, factor=False), rope.scaling
+    if not (scaling is None or isinstance(scaling, (Linear, Llama3))):
+        raise RopeError(f"scaling must be None, Linear or Llama3 there; got {scaling!r}")
+    scale = 1.0 if scaling is None else scaling.factor
+    options: tuple[Any, ...] = (rope.rotary_dim, rope.layout == "interleaved", scale, rope.base)
+    if isinstance(scaling, Llama3):
+        trained = scaling.original_max_position_embeddings
+        options += (scaling.low_freq_factor, scaling.high_freq_factor, trained)
+
+    def rotate(q: Array, k: Array, p: Any) -> Any:
+        where = find_runs(p, q) if ragged else (to_int32(p.ravel(), q),)
+        flat = q.flatten(0, 1), k.flatten(0, 1)
+        results = kernel(*flat, *where, *options) or flat
+        return [y.reshape(x.shape) for x, y in zip((q, k), results, strict=True)]
+
+    return adapt(kernel, rope, rotate)

@@ -1,0 +1,370 @@
+"""Kernels with the signatures of engines: right ones pass, and each planted fault is named."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from support.engine_kernels import interleaved, make, norm, sequence_positions, turn
+
+from rope_xp import QKNorm, RoPE, RopeError, scaling
+from rope_xp.testing import assert_rotates, conventions, identify
+
+D = 32
+HALF, PAIRS = RoPE(layout="half"), RoPE()
+PART, PART_PAIRS = RoPE(layout="half", rotary_dim=16), RoPE(rotary_dim=16)
+BASE = RoPE(layout="half", base=5e5)
+LINEAR = RoPE(layout="half", scaling=scaling.Linear(4.0))
+YARN = RoPE(layout="half", scaling=scaling.YaRN(4.0, 4096))
+LLAMA3 = RoPE(layout="half", base=5e5, scaling=scaling.Llama3(8.0, 1.0, 4.0, 8192))
+FACTOR = YARN.attention_factor
+TO_HALF = RoPE(layout="interleaved_to_half")
+LANES = RoPE(layout="half", position_axes=(0,) * 4 + (1,) * 6 + (2,) * 6)
+TURNS = RoPE(layout="half", position_axes=(0, 1, 2) * 5 + (0,))
+NORM = QKNorm(np.linspace(0.5, 2.0, D), np.linspace(2.0, 0.3, D))
+GEMMA = QKNorm(NORM.q_weight, NORM.k_weight, offset=1.0)
+RIGHT = make()
+
+
+class Case(NamedTuple):
+    """A kernel, its convention, the RoPE that is meant, and what the report says of it."""
+
+    engine: str
+    kernel: Callable[..., Any]
+    rope: RoPE
+    message: str = ""
+    options: dict[str, Any] = {}  # noqa: RUF012  # never written to
+    layer: Any = "rope"  # what assert_rotates expects
+    positions: Any = None
+    atol: float | None = None
+    head_dim: int = D
+
+    def run(self) -> None:
+        function = getattr(conventions, self.engine)(
+            self.kernel, self.rope, self.head_dim, **self.shared("norm", "slots", "ragged")
+        )
+        layer = self.rope if self.layer == "rope" else self.layer
+        expected = self.shared("norm", "slots")
+        limits = {"positions": self.positions, "atol": self.atol}
+        assert_rotates(function, layer, self.head_dim, **expected, **limits)
+
+    def shared(self, *names: str) -> dict[str, Any]:
+        return {name: self.options[name] for name in names if name in self.options}
+
+
+FORMS = {
+    "vllm": Case("vllm", RIGHT["vllm"], HALF),
+    "vllm, partial neighbours": Case("vllm", RIGHT["vllm"], PART_PAIRS),
+    "vllm, YaRN": Case("vllm", RIGHT["vllm"], YARN),
+    "vllm, norm": Case("vllm", RIGHT["vllm_norm"], HALF, options={"norm": NORM}),
+    "vllm, norm of Gemma": Case("vllm", RIGHT["vllm_norm"], PART, options={"norm": GEMMA}),
+    "vllm, M-RoPE": Case("vllm", RIGHT["vllm_mrope"], LANES),
+    "vllm, M-RoPE in turns": Case("vllm", RIGHT["vllm_mrope"], TURNS),
+    "sglang": Case("sglang", RIGHT["sglang"], PART),
+    "sglang, slots": Case("sglang", RIGHT["sglang_slots"], BASE, options={"slots": True}),
+    "flashinfer, linear": Case("flashinfer", RIGHT["flashinfer"], LINEAR),
+    "flashinfer, ragged": Case("flashinfer", RIGHT["flashinfer_ragged"], PAIRS,
+                               options={"ragged": True}),
+    "flash-attn": Case("flash_attn", RIGHT["flash_attn"], PART_PAIRS),
+    "fla": Case("fla", RIGHT["fla"], BASE),
+    "transformer-engine": Case("transformer_engine", RIGHT["transformer_engine"], LLAMA3),
+    "huggingface, YaRN": Case("huggingface", RIGHT["huggingface"], YARN),
+    "huggingface, neighbours": Case("huggingface", interleaved, PART_PAIRS),
+    "huggingface, M-RoPE": Case("huggingface", RIGHT["huggingface"], TURNS),
+    "liger": Case("liger", RIGHT["huggingface"], HALF),
+    "liger, M-RoPE": Case("liger", RIGHT["liger_mrope"], LANES),
+    "megatron, YaRN": Case("megatron", RIGHT["megatron"], YARN),
+    "megatron, MLA": Case("megatron", RIGHT["megatron"], TO_HALF),
+    "onnx": Case("onnx", RIGHT["onnx"], PART_PAIRS),
+    "ggml, linear": Case("ggml", RIGHT["ggml"], LINEAR),
+    "ggml, Llama 3": Case("ggml", RIGHT["ggml"], LLAMA3),
+    "ggml, YaRN": Case("ggml", RIGHT["ggml"], YARN),
+    "ggml, M-RoPE": Case("ggml", RIGHT["ggml"], LANES),
+    "mlx": Case("mlx", RIGHT["mlx"], PART_PAIRS),
+    "mlx, Llama 3": Case("mlx", RIGHT["mlx"], LLAMA3),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_right_kernels_raise_no_alarm(name: str) -> None:
+    case = FORMS[name]
+    if case.engine == "mlx":
+        pytest.importorskip("mlx.core")
+    case.run()
+    if not case.options:
+        function = getattr(conventions, case.engine)(case.kernel, case.rope, D)
+        assert identify(function, D).faults == ()
+
+
+def rotate_with(change: Callable[..., Any]) -> dict[str, Any]:
+    """Return the kernels whose cos and sin are changed before the rotation."""
+    return make(turn=lambda x, cos, sin, neox: turn(x, *change(x, cos, sin), neox))
+
+
+def turned(change: Callable[..., Any]) -> dict[str, Any]:
+    """Return the kernels whose rotation is changed: change(x, cos, sin, neox)."""
+    return make(turn=change)
+
+
+def swap_halves(x: Any, cos: Any, sin: Any, neox: bool) -> Any:
+    y, n = turn(x, cos, sin, neox), cos.shape[-1]
+    y[..., : 2 * n] = torch.cat([y[..., n : 2 * n], y[..., :n]], -1)
+    return y
+
+
+def trailing(x: Any, cos: Any, sin: Any, neox: bool) -> Any:
+    return turn(x.flip(-1), cos.flip(-1), -sin.flip(-1), neox).flip(-1)
+
+
+def add_instead(x: Any, cos: Any, sin: Any, neox: bool) -> Any:
+    y, n = turn(x, cos, sin, neox), cos.shape[-1]
+    y[..., :n] += 2 * x[..., n : 2 * n] * sin[..., None, :]
+    return y
+
+
+def write_early(x: Any, cos: Any, sin: Any, neox: bool) -> Any:
+    """Write the first half before the second has read it."""
+    n, (cos, sin) = cos.shape[-1], (cos[..., None, :], sin[..., None, :])
+    y = x.clone()
+    y[..., :n] = y[..., :n] * cos - y[..., n : 2 * n] * sin
+    y[..., n : 2 * n] = y[..., n : 2 * n] * cos + y[..., :n] * sin
+    return y
+
+
+def heads_of_k(positions: Any, query: Any, key: Any, head_size: int, *last: Any) -> None:
+    """Rotate as many heads of q as there are of k."""
+    heads = key.shape[1]
+    part = query[:, :heads].clone()
+    RIGHT["vllm"](positions, part, key, head_size, *last)
+    query[:, :heads] = part
+
+
+def first_offset(x: Any, dims: int, *, offset: Any, **options: Any) -> Any:
+    """Take the offset of the first sequence for all of a batch that decodes."""
+    import mlx.core as mx
+
+    if x.shape[2] == 1:
+        offset = mx.broadcast_to(offset[:1], offset.shape)
+    return RIGHT["mlx"](x, dims, offset=offset, **options)
+
+
+def from_zero(x: Any, cos: Any, sin: Any, *, seqlen_offsets: Any, **options: Any) -> Any:
+    return RIGHT["flash_attn"](x, cos, sin, seqlen_offsets=0 * seqlen_offsets, **options)
+
+
+def packed_as_one(x: Any, cos: Any, sin: Any, *, cu_seqlens: Any = None, **options: Any) -> Any:
+    """Take packed sequences for one."""
+    if cu_seqlens is None:
+        return RIGHT["fla"](x, cos, sin, **options)
+    options["seqlen_offsets"] = options["seqlen_offsets"][:1]
+    return RIGHT["flash_attn"](x, cos, sin, **options)
+
+
+def batch_as_one(indptr: Any, offsets: Any) -> Any:
+    """Count positions through the batch."""
+    return offsets[0] + torch.arange(int(indptr[-1])) + 0 * sequence_positions(indptr, offsets)
+
+
+def ragged_as_one(q: Any, k: Any, indptr: Any, offsets: Any, *options: Any) -> Any:
+    return RIGHT["flashinfer"](q, k, batch_as_one(indptr, offsets), *options)
+
+
+def slots_after(q: Any, k: Any, v: Any, *caches: Any, **options: Any) -> None:
+    *others, slots = caches
+    RIGHT["sglang_slots"](q, k, v, *others, (slots + 1) % len(others[0]), **options)
+
+
+def k_before(q: Any, k: Any, v: Any, *caches: Any, **options: Any) -> None:
+    """Write k to the cache before it is rotated."""
+    k_cache, _, table, positions, slots = caches
+    k_cache[slots] = k.flatten(1)
+    RIGHT["sglang"](q, k, table, positions, **options)
+
+
+def other_base(q: Any, k: Any, p: Any, r: int, interleave: bool, scale: float, base: float) -> Any:
+    return RIGHT["flashinfer"](q, k, p, r, interleave, scale, 10000.0)
+
+
+def scale_twice(a: Any, b: Any, c: Any, n: int, mode: int, ctx: int, base: float, scale: float,
+                *last: Any) -> Any:  # fmt: skip
+    return RIGHT["ggml"](a, b, c, n, mode, ctx, base, scale**2, *last)
+
+
+def no_factors(a: Any, b: Any, c: Any, *last: Any) -> Any:
+    return RIGHT["ggml"](a, b, None, *last)
+
+
+def normal_mode(a: Any, b: Any, c: Any, n: int, mode: int, *last: Any) -> Any:
+    return RIGHT["ggml"](a, b, c, n, 0, *last)
+
+
+def no_mscale(t: Any, freqs: Any, **options: Any) -> Any:
+    return RIGHT["megatron"](t, freqs, **options | {"mscale": 1.0})
+
+
+def as_halves(q: Any, k: Any, cos: Any, sin: Any) -> Any:
+    """Read tables of neighbours as if they were of halves."""
+
+    def rotate(x: Any) -> Any:
+        other = torch.cat([-x[..., D // 2 :], x[..., : D // 2]], -1)
+        return x * cos[:, None] + other * sin[:, None]
+
+    return rotate(q), rotate(k)
+
+
+def exponents_of_head(rows: Any) -> Any:
+    """Return the angles of a slice with the exponents of the whole head."""
+    n, p = rows.shape[-1] // 2, torch.arange(len(rows)).double()
+    angles = p[:, None] * 10000.0 ** (-torch.arange(n).double() / D * 2)
+    return torch.cat([angles.cos(), angles.sin()], -1).float()
+
+
+def in_float32(q: Any, k: Any, p: Any, r: int, interleave: bool, scale: float, base: float) -> Any:
+    """Compute angles as float32 products."""
+    w = (1.0 / base ** (torch.arange(0, r, 2).float() / r)) / scale
+    angles = p.float()[:, None] * w
+    return tuple(turn(x, angles.cos(), angles.sin(), not interleave) for x in (q, k))
+
+
+def bf16(x: Any) -> Any:
+    return x.to(torch.bfloat16).to(x.dtype)
+
+
+def bf16_positions(q: Any, k: Any, p: Any, r: int, interleave: bool, *last: Any) -> Any:
+    return RIGHT["flashinfer"](q, k, bf16(p.float()).double(), r, interleave, *last)
+
+
+def normed(change: Callable[..., Any]) -> dict[str, Any]:
+    return make(rms=change)
+
+
+def after(x: Any, weight: Any, eps: float, rotate: Any) -> Any:
+    return norm(rotate(x), weight, eps, lambda y: y)
+
+
+VLLM, NORMED = partial(Case, "vllm"), partial(Case, "vllm", options={"norm": NORM})
+LANE = RIGHT["vllm_mrope"]
+FAULTS = {
+    "text position for images": VLLM(
+        partial(LANE, lanes=lambda lane: 0 * lane), LANES, "it reads component 0 alone"),
+    "height and width swapped": VLLM(
+        partial(LANE, lanes=lambda lane: (3 - lane) % 3), LANES, "position_axes is (0, 0, 0, 0, 2"),
+    "sections in blocks for turns": VLLM(
+        partial(LANE, lanes=lambda lane: np.sort(lane)), TURNS, "position_axes is (0, 0, 0, 0, 0"),
+    "halves for neighbours, as the indexer": VLLM(
+        turned(lambda x, c, s, neox: turn(x, c, s, not neox))["vllm"], PAIRS,
+        "layout is 'half', and not 'interleaved'"),
+    "mode of neighbours for 39 architectures": Case(
+        "ggml", normal_mode, HALF, "layout is 'interleaved', and not 'half'"),
+    "batch that decodes": Case(
+        "mlx", first_offset, HALF, "that of batch entry 0"),
+    "off by one after padding": VLLM(
+        make(place=lambda p: (p + 1).clip(max=131_071))["vllm"], HALF, "positions are off by +1"),
+    "off by minus one": Case("ggml", make(place=lambda p: p - 1)["ggml"], HALF,
+                             "positions are off by -1"),
+    "table too short": VLLM(
+        make(place=lambda p: p.clip(max=4095))["vllm"], HALF,
+        "positions from 4096 on are treated as 4095"),
+    "table that wraps": Case("sglang", make(place=lambda p: p % 32_768)["sglang"], HALF,
+                             "positions restart at 0 from 32768 on"),
+    "int16 positions": Case("flashinfer", make(place=lambda p: p.short())["flashinfer"], HALF,
+                            "wrap around to -32768 at 32768"),
+    "factor twice": Case("ggml", scale_twice, LINEAR,
+                         "scaling is Linear(factor=16.0), and not Linear(factor=4.0)"),
+    "scaling of the configuration ignored": Case(
+        "ggml", no_factors, LLAMA3, "scaling is None, and not Llama3", head_dim=64),
+    "attention factor missing": Case("megatron", no_mscale, YARN,
+                                     "attention factor is 1, and not 1.13863"),
+    "attention factor twice": VLLM(
+        rotate_with(lambda x, c, s: (c * FACTOR, s * FACTOR))["vllm"], YARN,
+        "attention factor is 1.29648, and not 1.13863"),
+    "attention factor on all components": VLLM(
+        turned(lambda x, c, s, neox: torch.cat(
+            [turn(x, c, s, neox)[..., :16], FACTOR * x[..., 16:]], -1))["vllm"],
+        RoPE(layout="half", rotary_dim=16, scaling=YARN.scaling),
+        "components that do not turn are multiplied by 1.13863"),
+    "bfloat16 positions": Case("flashinfer", bf16_positions, HALF,
+                               "positions are rounded to bfloat16"),
+    "table in bfloat16": VLLM(make(table=bf16)["vllm"], HALF,
+                              "cos and sin are rounded to bfloat16"),
+    "layer without positions rotated": VLLM(RIGHT["vllm"], HALF, "in a layer without positions",
+                                            layer=None),
+    "sign of sin": VLLM(rotate_with(lambda x, c, s: (c, -s))["vllm"], HALF,
+                        "q turns by the negative angle"),
+    "cos and sin swapped": VLLM(rotate_with(lambda x, c, s: (s, c))["vllm"], HALF,
+                                "cos and sin are swapped"),
+    "minus missing": VLLM(turned(add_instead)["vllm"], HALF, "one must subtract it"),
+    "slice at the wrong end": VLLM(turned(trailing)["vllm"], PART,
+                                   "rotary_offset is 16, and not 0"),
+    "halves swapped": VLLM(turned(swap_halves)["vllm"], HALF,
+                           "the two results are written to each other's place"),
+    "half written before the other reads it": VLLM(turned(write_early)["vllm"], HALF,
+                                                   "the norm is not kept"),
+    "heads of q as many as of k": VLLM(heads_of_k, HALF, "which is unchanged"),
+    "offsets of sequences ignored": Case("flash_attn", from_zero, HALF,
+                                         "its index in the call matters too"),
+    "cu_seqlens ignored": Case("fla", packed_as_one, HALF,
+                               "positions run on from sequence to sequence"),
+    "positions that run through the batch": Case(
+        "flashinfer", ragged_as_one, HALF, "positions run on from sequence to sequence",
+        {"ragged": True}),
+    "wrong base": Case("flashinfer", other_base, BASE, "base is 10000, and not 500000"),
+    "exponents of the whole head": VLLM(make(table=exponents_of_head)["vllm"], PART,
+                                        "base is 100, and not 10000"),
+    "float32 product at a million": Case(
+        "flashinfer", in_float32, HALF, "as with angles that are products in float32",
+        positions=(0, 1, 5, 1_000_003), atol=1e-3),
+    "table of neighbours read as halves": Case("huggingface", as_halves, PAIRS,
+                                               "laid out for neighbours, but the rotation reads"),
+    "bias added": Case("liger", lambda q, k, cos, sin: tuple(
+        y + 0.1 for y in RIGHT["huggingface"](q, k, cos, sin)), HALF, "adds a constant to q"),
+    "norm after the rotation": NORMED(normed(after)["vllm_norm"], HALF,
+                                      "q is normalised after the rotation"),
+    "offset of the norm missing": Case(
+        "vllm", normed(lambda x, w, eps, rotate: norm(x, w - 1.0, eps, rotate))["vllm_norm"], HALF,
+        "the offset 1 of the weights of the norm of q is missing", {"norm": GEMMA}),
+    "eps of the norm": NORMED(
+        normed(lambda x, w, eps, rotate: norm(x, w, 1e-5, rotate))["vllm_norm"], HALF,
+        "eps of the norm of q is 1e-05, and not 1e-06"),
+    "mean subtracted": NORMED(
+        normed(lambda x, w, eps, rotate: norm(x - x.mean(-1, keepdim=True), w, eps, rotate))[
+            "vllm_norm"], HALF, "the mean of q is subtracted, as in LayerNorm"),
+    "not normalised": NORMED(normed(lambda x, w, eps, rotate: rotate(x))["vllm_norm"], HALF,
+                             "q is not normalised"),
+    "sign of sin after a norm": NORMED(
+        rotate_with(lambda x, c, s: (c, -s))["vllm_norm"], HALF, "q turns by the negative angle"),
+    "slots off by one": Case("sglang", slots_after, HALF, "slots are off by +1", {"slots": True}),
+    "k in the cache before its rotation": Case("sglang", k_before, HALF, "k is not turned",
+                                               {"slots": True}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_planted_faults_are_named(name: str) -> None:
+    case = FAULTS[name]
+    if case.engine == "mlx":
+        pytest.importorskip("mlx.core")
+    with pytest.raises(AssertionError) as raised:
+        case.run()
+    assert case.message in str(raised.value)
+    assert "the cause is unknown" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("engine", "rope", "message"),
+    [
+        ("vllm", TO_HALF, "layout must be interleaved or half there; got 'interleaved_to_half'"),
+        ("fla", RoPE(rotary_dim=16, rotary_offset=-16), "rotary_offset must be 0 there; got 16"),
+        ("onnx", LANES, "position_axes must be None there"),
+        ("transformer_engine", YARN, "attention_factor must be 1 there; got 1.138"),
+        ("flashinfer", RoPE(scaling=scaling.NTK(2.0)), "scaling must be None, Linear or Llama3"),
+    ],
+)
+def test_a_rope_that_an_engine_has_not_is_rejected(engine: str, rope: RoPE, message: str) -> None:
+    with pytest.raises(RopeError, match=message):
+        getattr(conventions, engine)(RIGHT[engine], rope, D)
