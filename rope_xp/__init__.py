@@ -15,7 +15,7 @@ from rope_xp._dispatch.norm import QKNorm
 from rope_xp._functions import apply, apply_frequencies, apply_tables, explain, permute_weights
 from rope_xp.angles import Angles
 from rope_xp.choice import Choice
-from rope_xp.hf import from_hf_config
+from rope_xp.hf import LayerPlan, from_hf_config, plan
 from rope_xp.rope import RoPE
 
 __version__ = "0.1.0"
@@ -24,6 +24,7 @@ __all__ = [
     "Angles",
     "Choice",
     "Explanation",
+    "LayerPlan",
     "MissingBackendError",
     "QKNorm",
     "RoPE",
@@ -36,6 +37,7 @@ __all__ = [
     "explain",
     "from_hf_config",
     "permute_weights",
+    "plan",
     "scaling",
     "use_path",
 ]

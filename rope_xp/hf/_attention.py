@@ -1,0 +1,163 @@
+"""What attention does to q and k besides rotating them, for the rows of :mod:`rope_xp.hf._models`.
+
+No configuration says where a norm stands, what it covers or whether its weight has an offset: only
+the code of transformers does. ``tests/support/plans.py`` compares every row with it.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rope_xp._core.typing import Layout
+
+Need = Callable[[str], Any]
+"""From a key to its value, or to an error that says that it is missing."""
+
+
+@dataclass(frozen=True)
+class NormRow:
+    """A norm of q and k: the fields of a NormPlan that are not their defaults."""
+
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    eps: str | float = "rms_norm_eps"  # a key, or the number that the code has
+    only_if: tuple[str, Any] | None = None  # a key, and its value if there is a norm
+    only_rotated: bool = False  # whether layers without positions have none
+
+
+@dataclass(frozen=True)
+class IndexerRow:
+    """The indexer of sparse attention: the rope of its layers with another layout or slice."""
+
+    layout: Layout | None = None  # None: that of the attention
+    trailing: bool = False
+    kinds: tuple[str, ...] = ()  # the layers that have one; empty for all
+    keys: tuple[str, ...] = ("index_head_dim", "index_n_heads")
+    modes: str = ""  # a key that lists "shared" for layers that have none
+
+
+def _by_head(_: Need, head_dim: int) -> float:
+    return head_dim**-0.5
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The part of a row that only :func:`rope_xp.plan` reads."""
+
+    norms: tuple[NormRow, ...] = ()  # the first whose condition holds
+    softmax: Callable[[Need, int], float] = _by_head
+    indexer: IndexerRow | None = None
+    kinds_key: str = ""  # the key that says which layers have attention, of types where not all do
+    sliding_kv_factor: int = 1  # of the heads of k in layers with a sliding window
+    has_temperature: bool = False  # whether layers without positions scale q by position
+    obstacle: str = ""  # why there is no plan
+
+
+def _scale(need: Need, _: int) -> float:
+    return float(need("query_pre_attn_scalar")) ** -0.5
+
+
+def _multiply(need: Need, _: int) -> float:
+    return float(need("attention_multiplier"))
+
+
+def _read_one(_: Need, __: int) -> float:
+    return 1.0
+
+
+def _halve(_: Need, head_dim: int) -> float:
+    return (head_dim / 2) ** -0.5
+
+
+_ONE = {"offset": 1.0}
+_ALL_HEADS = {"over": "all heads"}
+_LAYER = {"kind": "layer"}
+_AFTER = {"after_rotation": True}
+_PLAIN: Mapping[str, Any] = {"weighted": ()}
+
+_NORMS: dict[str, NormRow | tuple[NormRow, ...]] = {
+    """
+    afmoe apertus beam diffusion_gemma doge dots1 embedding_gemma2 exaone4 exaone_moe flint gemma3n
+    gemma4 gemma4_unified glm_ocr_vision hy_v3 kolibri1 laguna mellum muse_glimmer_assistant qwen3
+    qwen3_moe qwen3_omni_moe qwen3_omni_moe_talker qwen3_omni_moe_talker_code_predictor qwen3_vl
+    qwen3_vl_moe timesfm2_5
+    """: NormRow(),
+    """
+    gemma3 minimax_m3_vl qwen3_5 qwen3_5_moe qwen3_next qwen4_exp step3p5 t5gemma2 t5gemma2_decoder
+    """: NormRow(_ONE),
+    "glm4_moe": NormRow(only_if=("use_qk_norm", True)),
+    "lfm2 lfm2_moe lfm3": NormRow(eps="norm_eps"),
+    "neomme": NormRow(_PLAIN, eps="norm_eps"),
+    "muse_glimmer muse_spark": NormRow(_PLAIN),
+    "flex_olmo minimax_m2 olmo2 olmo3 olmo_hybrid olmoe": NormRow(_ALL_HEADS),
+    "molmo2": (
+        NormRow(only_if=("qk_norm_type", "qwen3")),
+        NormRow(_ALL_HEADS, only_if=("qk_norm_type", "olmo")),
+    ),
+    "hunyuan_v1_dense hunyuan_v1_moe": NormRow(_AFTER),
+    "llama4": NormRow({**_AFTER, **_PLAIN}, only_if=("use_qk_norm", True), only_rotated=True),
+    "deepseek_v4": NormRow({"weighted": ("k",)}),
+    "dots3_note": NormRow({"over": "slice", "arrays": ("k",), "weighted": ("k",)}),
+    "chameleon": NormRow(_LAYER, eps=1e-5),
+    "esmc": NormRow({**_LAYER, **_ALL_HEADS}, eps=1e-5),
+    "cohere": NormRow(_LAYER, eps="layer_norm_eps", only_if=("use_qk_norm", True)),
+    "persimmon phi stablelm": NormRow(
+        _LAYER, eps="layer_norm_eps", only_if=("qk_layernorm", True)
+    ),
+}
+_SOFTMAX: dict[str, Callable[[Need, int], float]] = {
+    "gemma2 gemma3 step3p5 t5gemma_module t5gemma2 t5gemma2_decoder vaultgemma": _scale,
+    """
+    granite granite4_vision granite_docling granite_swa granitemoe granitemoe_swa granitemoehybrid
+    granitemoeshared hyperclovax
+    """: _multiply,
+    """
+    dia_decoder dia_encoder diffusion_gemma embedding_gemma2 gemma3n gemma4 gemma4_unified
+    openai_privacy_filter
+    """: _read_one,
+    "zamba2": _halve,
+}
+_INDEXERS = {
+    "axk2 deepseek_v32": IndexerRow("half"),
+    "glm_moe_dsa": IndexerRow(modes="indexer_types"),
+    "hy_v4": IndexerRow(trailing=True, modes="indexer_types"),
+    "dots3_note": IndexerRow(kinds=("indexed_attention",)),
+    "deepseek_v4": IndexerRow(trailing=True, kinds=("compressed_sparse_attention",)),
+    "minimax_m3_vl": IndexerRow(kinds=("minimax_m3_sparse",)),
+    "qwen4_exp": IndexerRow(
+        kinds=("indexed_attention",), keys=("indexer_head_dim", "indexer_n_heads")
+    ),
+}
+_KINDS = {
+    """
+    bailing_hybrid granitemoehybrid lfm2 lfm2_moe lfm3 minimax olmo_hybrid qwen3_5 qwen3_5_moe
+    qwen3_next qwen4_exp
+    """: "layer_types",
+    "bamba": "attn_layer_indices",
+    "mllama_text_model": "cross_attention_layers",
+    "recurrent_gemma": "block_types",
+    "zamba2": "layers_block_type",
+}
+_OTHERS: dict[str, dict[str, Any]] = {
+    "llama4": {"has_temperature": True},
+    "mimo_v2_flash": {"sliding_kv_factor": 2},
+    "zaya": {"obstacle": "its norm of q and k is none of RMSNorm and LayerNorm"},
+}
+
+
+def _collect() -> dict[str, Attention]:
+    facts: dict[str, dict[str, Any]] = {name: dict(values) for name, values in _OTHERS.items()}
+    tables: dict[str, Mapping[str, Any]] = {
+        "norms": {k: v if isinstance(v, tuple) else (v,) for k, v in _NORMS.items()},
+        "softmax": _SOFTMAX,
+        "indexer": _INDEXERS,
+        "kinds_key": _KINDS,
+    }
+    for key, table in tables.items():
+        for names, value in table.items():
+            for name in names.split():
+                facts.setdefault(name, {})[key] = value
+    return {name: Attention(**values) for name, values in facts.items()}
+
+
+ATTENTION = _collect()
+"""By model type, as in the table of models."""
