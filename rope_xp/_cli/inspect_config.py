@@ -20,6 +20,8 @@ from rope_xp._cli import plots, suspicions, terminal
 from rope_xp._cli.reading import Layers, Reading, count_layers, read_config
 from rope_xp._core.errors import RopeError
 from rope_xp.hf import _build
+from rope_xp.hf._layer_plan import describe
+from rope_xp.hf._plan import build_plan, group_layers
 from rope_xp.rope import RoPE
 
 _LEGEND = {
@@ -92,9 +94,20 @@ def build_report(reading: Reading, requested: int | None = None) -> dict[str, An
         "layers": [_describe_layers(layers, requested) for layers in reading.layers],
         "by_default": reading.list_defaults(),
         "layers_without_rotation": reading.list_unrotated(),
+        **_describe_plan(reading),
         "notes": suspicions.find_notes(reading, requested),
         "suspicious": suspicions.find_suspicions(reading),
     }
+
+
+def _describe_plan(reading: Reading) -> dict[str, Any]:
+    """Return the layers of a model by what they do, or why there is no plan."""
+    try:
+        groups = group_layers(build_plan(reading.part, reading.layout))
+    except RopeError as error:
+        return {"plan": None, "no_plan": str(error)}
+    plan = [{"layers": members, **describe(layer)} for layer, members in groups.values()]
+    return {"plan": plan, "no_plan": None}
 
 
 def _describe_layers(layers: Layers, requested: int | None) -> dict[str, Any]:
@@ -184,6 +197,8 @@ def print_report(report: dict[str, Any]) -> None:
         terminal.table(("layers", *_LEGEND), rows, text_columns=1)
         terminal.write("")
         terminal.write_pairs([*_LEGEND.items()])
+    terminal.write_list("plan", [*map(_format_layers, report["plan"] or [])])
+    terminal.write_list("no plan", [report["no_plan"]] if report["no_plan"] else [])
     for title in ("notes", "suspicious"):
         terminal.write_list(title, report[title])
     if not report["suspicious"]:
@@ -192,6 +207,24 @@ def print_report(report: dict[str, Any]) -> None:
     if texts_to_paste:
         lines = "\n".join(texts_to_paste).split("\n")
         terminal.write("", "in Python:", "", "import rope_xp", "", *lines)
+
+
+def _format_layers(plan: dict[str, Any]) -> str:
+    """Return a line on equal layers."""
+    members = plan.pop("layers")
+    ends = ([i for i in members if i + step not in members] for step in (-1, 1))
+    spans = [f"{a}-{b}" if a < b else str(a) for a, b in zip(*ends, strict=True)]
+    positions = "" if plan.pop("rope") or plan["heads"] is None else "without positions, "
+    line = f"layers {', '.join(spans)}: {plan.pop('kind')}, {positions}{_join_facts(plan)}"
+    return line.removesuffix(", ")
+
+
+def _join_facts(facts: dict[str, Any]) -> str:
+    given = {k.replace("_", " "): v for k, v in facts.items() if v not in (None, False)}
+    texts = {k: f"({_join_facts(v)})" if isinstance(v, dict) else v for k, v in given.items()}
+    return ", ".join(
+        f"{k} {' and '.join(v) if isinstance(v, list) else v}" for k, v in texts.items() if v != []
+    )
 
 
 def _format_fact(value: Any) -> str:

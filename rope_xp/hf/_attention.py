@@ -35,44 +35,24 @@ class IndexerRow:
     modes: str = ""  # a key that lists "shared" for layers that have none
 
 
-def _by_head(_: Need, head_dim: int) -> float:
-    return head_dim**-0.5
-
-
 @dataclass(frozen=True)
 class Attention:
     """The part of a row that only :func:`rope_xp.plan` reads."""
 
     norms: tuple[NormRow, ...] = ()  # the first whose condition holds
-    softmax: Callable[[Need, int], float] = _by_head
+    softmax: Callable[[Need, int], float] = lambda _, head_dim: head_dim**-0.5
     indexer: IndexerRow | None = None
     kinds_key: str = ""  # the key that says which layers have attention, of types where not all do
+    needs: tuple[str, ...] = ()  # other keys that must not be missing
+    per_layer: int = 1  # how often a layer has attention
     sliding_kv_factor: int = 1  # of the heads of k in layers with a sliding window
     has_temperature: bool = False  # whether layers without positions scale q by position
     obstacle: str = ""  # why there is no plan
 
 
-def _scale(need: Need, _: int) -> float:
-    return float(need("query_pre_attn_scalar")) ** -0.5
-
-
-def _multiply(need: Need, _: int) -> float:
-    return float(need("attention_multiplier"))
-
-
-def _read_one(_: Need, __: int) -> float:
-    return 1.0
-
-
-def _halve(_: Need, head_dim: int) -> float:
-    return (head_dim / 2) ** -0.5
-
-
-_ONE = {"offset": 1.0}
-_ALL_HEADS = {"over": "all heads"}
-_LAYER = {"kind": "layer"}
-_AFTER = {"after_rotation": True}
-_PLAIN: Mapping[str, Any] = {"weighted": ()}
+_ALL_HEADS, _LAYER, _AFTER = {"over": "all heads"}, {"kind": "layer"}, {"after_rotation": True}
+_NO_WEIGHT: Mapping[str, Any] = {"weighted": ()}
+_BY_KEY = ("qk_layernorm", True)
 
 _NORMS: dict[str, NormRow | tuple[NormRow, ...]] = {
     """
@@ -83,38 +63,37 @@ _NORMS: dict[str, NormRow | tuple[NormRow, ...]] = {
     """: NormRow(),
     """
     gemma3 minimax_m3_vl qwen3_5 qwen3_5_moe qwen3_next qwen4_exp step3p5 t5gemma2 t5gemma2_decoder
-    """: NormRow(_ONE),
+    """: NormRow({"offset": 1.0}),
     "glm4_moe": NormRow(only_if=("use_qk_norm", True)),
     "lfm2 lfm2_moe lfm3": NormRow(eps="norm_eps"),
-    "neomme": NormRow(_PLAIN, eps="norm_eps"),
-    "muse_glimmer muse_spark": NormRow(_PLAIN),
+    "neomme": NormRow(_NO_WEIGHT, eps="norm_eps"),
+    "muse_glimmer muse_spark": NormRow(_NO_WEIGHT),
     "flex_olmo minimax_m2 olmo2 olmo3 olmo_hybrid olmoe": NormRow(_ALL_HEADS),
     "molmo2": (
         NormRow(only_if=("qk_norm_type", "qwen3")),
         NormRow(_ALL_HEADS, only_if=("qk_norm_type", "olmo")),
     ),
     "hunyuan_v1_dense hunyuan_v1_moe": NormRow(_AFTER),
-    "llama4": NormRow({**_AFTER, **_PLAIN}, only_if=("use_qk_norm", True), only_rotated=True),
+    "llama4": NormRow({**_AFTER, **_NO_WEIGHT}, only_if=("use_qk_norm", True), only_rotated=True),
     "deepseek_v4": NormRow({"weighted": ("k",)}),
     "dots3_note": NormRow({"over": "slice", "arrays": ("k",), "weighted": ("k",)}),
     "chameleon": NormRow(_LAYER, eps=1e-5),
     "esmc": NormRow({**_LAYER, **_ALL_HEADS}, eps=1e-5),
     "cohere": NormRow(_LAYER, eps="layer_norm_eps", only_if=("use_qk_norm", True)),
-    "persimmon phi stablelm": NormRow(
-        _LAYER, eps="layer_norm_eps", only_if=("qk_layernorm", True)
-    ),
+    "persimmon phi stablelm": NormRow(_LAYER, eps="layer_norm_eps", only_if=_BY_KEY),
 }
 _SOFTMAX: dict[str, Callable[[Need, int], float]] = {
-    "gemma2 gemma3 step3p5 t5gemma_module t5gemma2 t5gemma2_decoder vaultgemma": _scale,
+    "gemma2 gemma3 step3p5 t5gemma_module t5gemma2 t5gemma2_decoder vaultgemma": (
+        lambda need, _: float(need("query_pre_attn_scalar")) ** -0.5
+    ),
     """
     granite granite4_vision granite_docling granite_swa granitemoe granitemoe_swa granitemoehybrid
     granitemoeshared hyperclovax
-    """: _multiply,
-    """
-    dia_decoder dia_encoder diffusion_gemma embedding_gemma2 gemma3n gemma4 gemma4_unified
-    openai_privacy_filter
-    """: _read_one,
-    "zamba2": _halve,
+    """: lambda need, _: float(need("attention_multiplier")),
+    "dia_decoder dia_encoder diffusion_gemma embedding_gemma2 gemma3n gemma4 gemma4_unified": (
+        lambda _, __: 1.0
+    ),
+    "zamba2": lambda _, head_dim: (head_dim / 2) ** -0.5,
 }
 _INDEXERS = {
     "axk2 deepseek_v32": IndexerRow("half"),
@@ -137,27 +116,26 @@ _KINDS = {
     "recurrent_gemma": "block_types",
     "zamba2": "layers_block_type",
 }
-_OTHERS: dict[str, dict[str, Any]] = {
+_FACTS: dict[str, dict[str, Any]] = {
     "llama4": {"has_temperature": True},
+    "longcat_flash": {"per_layer": 2},
     "mimo_v2_flash": {"sliding_kv_factor": 2},
+    "muse_glimmer": {"needs": ("layer_rope_theta",)},
+    "muse_spark": {"needs": ("layer_rope_theta",)},
     "zaya": {"obstacle": "its norm of q and k is none of RMSNorm and LayerNorm"},
 }
 
 
-def _collect() -> dict[str, Attention]:
-    facts: dict[str, dict[str, Any]] = {name: dict(values) for name, values in _OTHERS.items()}
-    tables: dict[str, Mapping[str, Any]] = {
-        "norms": {k: v if isinstance(v, tuple) else (v,) for k, v in _NORMS.items()},
-        "softmax": _SOFTMAX,
-        "indexer": _INDEXERS,
-        "kinds_key": _KINDS,
-    }
-    for key, table in tables.items():
-        for names, value in table.items():
-            for name in names.split():
-                facts.setdefault(name, {})[key] = value
-    return {name: Attention(**values) for name, values in facts.items()}
+_TABLES: dict[str, Mapping[str, Any]] = {
+    "norms": {k: v if isinstance(v, tuple) else (v,) for k, v in _NORMS.items()},
+    "softmax": _SOFTMAX,
+    "indexer": _INDEXERS,
+    "kinds_key": _KINDS,
+}
+for _key, _table in _TABLES.items():
+    for _names, _value in _table.items():
+        for _name in _names.split():
+            _FACTS[_name] = {**_FACTS.get(_name, {}), _key: _value}
 
-
-ATTENTION = _collect()
+ATTENTION = {name: Attention(**facts) for name, facts in _FACTS.items()}
 """By model type, as in the table of models."""

@@ -25,7 +25,13 @@ ALIASES = {
     "hidden_size": ("n_embd", "d_model", "embed_dim"),
     "num_attention_heads": ("n_head", "n_heads", "num_heads", "decoder_num_attention_heads"),
     "num_key_value_heads": ("num_kv_heads", "decoder_num_key_value_heads"),
-    "num_hidden_layers": ("n_layer", "n_layers", "num_layers", "depth", "decoder_num_hidden_layers"),
+    "num_hidden_layers": (
+        "n_layer",
+        "n_layers",
+        "num_layers",
+        "depth",
+        "decoder_num_hidden_layers",
+    ),
 }
 ROTARY_KEYS = ("rope_parameters", "rope_scaling", "rotary_dim", "qk_rope_head_dim", *BASE, *PARTIAL)
 

@@ -12,21 +12,12 @@ from rope_xp.scaling import Scaling
 
 @dataclass(frozen=True, kw_only=True)
 class NormPlan:
-    """A norm of q and k. Its weights, and the bias of a LayerNorm, are in the model's weights.
+    """A norm of q and k. Weights, and the bias of a LayerNorm, are among the model's weights.
 
-    Parameters
-    ----------
-    eps : float
-        Added to the mean of squares, or to the variance.
-    kind : {"rms", "layer"}, default "rms"
-        RMSNorm, for which :class:`rope_xp.QKNorm` stands, or LayerNorm.
-    offset : float, default 0.0
-        Added to weights: 1.0 in most of Gemma's.
-    over : {"head", "all heads", "slice"}, default "head"
-        What one mean spans: a head, all heads of a token, or the rotated slice of a head.
-    after_rotation : bool, default False
-    arrays, weighted : tuple of {"q", "k"}
-        Which are normalized, and which have a weight.
+    ``kind`` is RMSNorm, see :class:`rope_xp.QKNorm`, or LayerNorm; ``eps`` is added to the mean of
+    squares or the variance, ``offset`` to weights. ``over`` says what one mean spans: a head, all
+    heads of a token, or the rotated slice of a head. ``arrays`` are normalized; those of
+    ``weighted`` have a weight.
     """
 
     eps: float
@@ -40,14 +31,11 @@ class NormPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Temperature:
-    """The factor of q at position p: ``1 + beta * log(1 + floor((p + shift) / length))``.
-
-    Llama 4 has shift 1, Ministral 3 and Mistral 4 have 0.
-    """
+    """The factor of q at position p: ``1 + beta * log(1 + floor((p + shift) / length))``."""
 
     beta: float
     length: float
-    shift: int = 0
+    shift: int = 0  # 1 in Llama 4, 0 in Ministral 3 and Mistral 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,15 +58,13 @@ class LayerPlan:
     rope : RoPE or None
         None: the layer has no positions.
     head_dim, heads, kv_heads : int or None
-        The components of a head, and the heads of q and of k as they are rotated: in latent
-        attention (DeepSeek) one head of k. None in layers without self-attention, such as
-        convolutions, which have nothing below either.
+        Of q and k as they are rotated: latent attention (DeepSeek) has one head of k. These, and
+        all below, are None in layers without self-attention, such as convolutions.
     softmax_scale : float or None
-        The factor of the scores q k before their softmax, all told: with
-        :attr:`RoPE.softmax_scale`.
+        The factor of the scores q k before their softmax, with :attr:`RoPE.softmax_scale`.
     norm : NormPlan or None
     temperature : Temperature or None
-        See :meth:`query_factors`.
+        What :meth:`query_factors` computes.
     indexer : IndexerPlan or None
     """
 
@@ -96,17 +82,14 @@ class LayerPlan:
         """Return the factors by which the layer multiplies q, in the shape of positions.
 
         Ones in most models. In Llama 4 (its layers without positions), Ministral 3 and Mistral 4
-        they grow with the position; see :class:`Temperature`.
+        they grow with the position.
 
         Examples
         --------
-        >>> import rope_xp
-        >>> layer = rope_xp.plan({
-        ...     "model_type": "llama", "num_hidden_layers": 1, "head_dim": 64,
-        ...     "num_attention_heads": 4, "num_key_value_heads": 2,
-        ... })[0]
-        >>> layer.query_factors([0, 100_000]).tolist()
-        [1.0, 1.0]
+        >>> from rope_xp.hf import LayerPlan, Temperature
+        >>> layer = LayerPlan(kind="attention", temperature=Temperature(beta=0.5, length=4))
+        >>> layer.query_factors([0, 4]).round(3).tolist()
+        [1.0, 1.347]
         """
         p = np.asarray(positions, np.float64)
         if self.temperature is None:

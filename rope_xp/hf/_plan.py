@@ -20,7 +20,7 @@ Part = Mapping[str, Any]
 _NO_ATTENTION = ("linear_attention", "conv", "mamba", "recurrent", "cross_attention")
 
 
-class _MissingKey(RopeConfigError):
+class _MissingKeyError(RopeConfigError):
     """A key is missing, for which the model's class in transformers may have a default."""
 
 
@@ -35,7 +35,7 @@ class _Facts:
         """Return a value. None only if the model's class has no default either."""
         value = _keys.first_value(self.part, name, *_keys.ALIASES.get(name, ()))
         if value is None and not self.is_filled:
-            raise _MissingKey(
+            raise _MissingKeyError(
                 f"{name} is missing, and a plan needs it; add it, or install transformers, whose "
                 "class of the model type may have a default"
             )
@@ -51,10 +51,10 @@ class _Facts:
 
 
 def build_plan(part: Part, layout: Layout | None) -> tuple[LayerPlan, ...]:
-    """Return the plan of each layer of a configuration, complete or as transformers completes it."""
+    """Return the plan of each layer; transformers fills in the keys that are missing."""
     try:
         return _build_layers(_Facts(part, is_filled=False), _build.find_model(part, layout))
-    except _MissingKey as error:
+    except _MissingKeyError as error:
         if (filled := _fill_in(part)) is None:
             raise RopeConfigError(str(error)) from None
     return _build_layers(_Facts(filled, is_filled=True), _build.find_model(filled, layout))
@@ -78,13 +78,16 @@ def _fill_in(part: Part) -> Part | None:
 
 
 def _build_layers(facts: _Facts, model: Model) -> tuple[LayerPlan, ...]:
-    part = facts.part
-    if obstacle := model.attention.obstacle:
-        raise RopeConfigError(f"no plan of model_type {part.get('model_type')!r}: {obstacle}")
+    part, attention = facts.part, model.attention
+    if attention.obstacle:
+        name = part.get("model_type")
+        raise RopeConfigError(f"no plan of model_type {name!r}: {attention.obstacle}")
+    for key in attention.needs:
+        facts.find(key)
     if part.get("qk_nope_head_dim") is None and "head_dim" not in model.sizes:
         facts.find("head_dim")  # of which many classes have a default that is not width over heads
     ropes = _build.build_ropes(part, model)
-    kinds = _list_kinds(facts, model, ropes)
+    kinds = _list_kinds(facts, attention, is_uniform=FLAT in ropes)
     unrotated = {*list_unrotated(part, model, len(kinds))}
     return tuple(
         LayerPlan(kind=kind)
@@ -94,24 +97,26 @@ def _build_layers(facts: _Facts, model: Model) -> tuple[LayerPlan, ...]:
     )
 
 
-def _list_kinds(facts: _Facts, model: Model, ropes: Mapping[str, Any]) -> list[str]:
+def _list_kinds(facts: _Facts, attention: Attention, *, is_uniform: bool) -> list[str]:
     """Return the configuration's word for each layer."""
-    count = facts.need_size("num_hidden_layers")
+    count = facts.need_size("num_hidden_layers") * attention.per_layer
     _limits.check_number("num_hidden_layers", count, _limits.LAYERS)
-    key, part = model.attention.kinds_key or "layer_types", facts.part
-    if key in ("attn_layer_indices", "cross_attention_layers"):
-        listed, others = ("attention", "mamba") if key[0] == "a" else (key[:15], "attention")
-        numbers_ = part.get(key) if facts.is_filled else facts.find(key)
-        return [listed if i in (numbers_ or ()) else others for i in range(count)]
-    if key in part or model.attention.kinds_key or FLAT not in ropes:
-        words = facts.find(key)
-        if isinstance(words, list) and words and key == "block_types":
-            words = words * count  # they recur
-        if isinstance(words, list) and len(words) >= count:
-            return [str(word) for word in words[:count]]
-        if words is not None or FLAT not in ropes:
-            raise RopeConfigError(f"{key} must list {count} layers; got {words!r}")
-    return ["attention"] * count
+    key, part = attention.kinds_key or "layer_types", facts.part
+    if key not in part and is_uniform and not attention.kinds_key:
+        return ["attention"] * count
+    value = facts.find(key)
+    for name, listed, others in (
+        ("attn_layer_indices", "attention", "mamba"),
+        ("cross_attention_layers", "cross_attention", "attention"),
+    ):
+        if key == name:
+            return [listed if i in (value or ()) else others for i in range(count)]
+    if value is None and is_uniform:
+        return ["attention"] * count
+    words = value * count if key == "block_types" and isinstance(value, list) else value
+    if not isinstance(words, list) or len(words) < count:
+        raise RopeConfigError(f"{key} must list {count} layers; got {value!r}")
+    return [str(word) for word in words[:count]]
 
 
 def _select(kind: str, ropes: Mapping[str, RoPE | None]) -> RoPE | None:
@@ -126,11 +131,15 @@ def _select(kind: str, ropes: Mapping[str, RoPE | None]) -> RoPE | None:
 
 def list_unrotated(part: Part, model: Model, total: int | None) -> list[int]:
     """Return the numbers of the layers that are exempt from rotation."""
-    # Llama 4 and SmolLM3 list a 1 for every layer that rotates, or exempt every fourth.
-    flags = part.get("no_rope_layers")
-    if isinstance(flags, list) and flags:
-        _limits.check_size("no_rope_layers", flags, _limits.LAYERS)
-        return [i for i, rotates in enumerate(flags) if not rotates]
+    # Llama 4 and SmolLM3 list a 1 for every layer that rotates, or exempt every fourth; Muse lists
+    # bases, and 0 for exempt layers.
+    for key in ("no_rope_layers", "layer_rope_theta"):
+        flags = part.get(key)
+        if isinstance(flags, list) and flags:
+            _limits.check_size(key, flags, _limits.LAYERS)
+            if len({flag for flag in flags if flag}) > 1:
+                raise RopeConfigError(f"{key} with several values is not supported; got {flags}")
+            return [i for i, rotates in enumerate(flags) if not rotates]
     interval = _keys.read_size(part, "no_rope_layer_interval") or model.unrotated_every
     return list(range(interval - 1, total, interval)) if interval and total else []
 

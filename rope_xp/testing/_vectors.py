@@ -8,7 +8,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ Floats = NDArray[np.float64]
 Tensors = dict[str, NDArray[Any]]
 
 _MULTIPLIERS = [np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)]
+_TEXT = ([0, 1, 2], [6, 7])
 _DTYPES = {"float32": "F32", "float64": "F64", "int64": "I64", "uint16": "BF16"}
 _CONVENTIONS = (
     "q and k: (batch, tokens, heads, head_dim), packed ones (tokens, heads, head_dim). positions: "
@@ -120,60 +121,65 @@ class _Case(NamedTuple):
 
 
 def _list_cases(components: int) -> Iterator[_Case]:
-    starts, lengths = np.array([5, 1000]), np.array([0, 4, 9])
-    lines = {
+    starts = np.array([5, 1000])
+    text = {
         "prefill": (np.arange(7)[None], {}),
         "decode": (np.array([[17], [0], [4095], [9]]), {}),
-        "packed": (np.concatenate([np.arange(4), np.arange(5)]), {"cu_seqlens": lengths}),
+        "packed": (np.array([0, 1, 2, 3, 0, 1, 2, 3, 4]), {"cu_seqlens": np.array([0, 4, 9])}),
         "offsets": (starts[:, None] + np.arange(3), {"offsets": starts}),
         "far": (1_000_000 + np.arange(-1, 2)[None], {}),
         "slots": (np.array([[3, 4, 5]]), {"slots": np.array([[5, 0, 2]])}),
     }
-    for name, (positions, more) in lines.items():
+    for name, (positions, more) in text.items():
         shape = (components, *positions.shape) if components else positions.shape
         yield _Case(name, np.broadcast_to(positions, shape), more)
-    if components:  # three tokens of text, two rows of three patches, and text again
-        row, column = np.divmod(np.arange(6), 3)
-        still, text = np.zeros(6, np.int64), np.array([6, 7])
-        patches = [3 + still, 3 + row, 3 + column][-min(components, 3) :]
-        patches += [3 + still] * (components - 3)
-        lists = [np.concatenate([np.arange(3), part, text]) for part in patches]
-        yield _Case("images", np.stack(lists)[:, None], {})
+    if components:  # three tokens of text, two rows of three patches, and two tokens of text
+        patches = np.full((components, 6), 3)
+        patches[-min(components, 3) :][-2:] += np.divmod(np.arange(6), 3)
+        ends = [np.broadcast_to(np.array(line), (components, len(line))) for line in _TEXT]
+        yield _Case("images", np.concatenate([ends[0], patches, ends[1]], axis=1)[:, None], {})
 
 
 def _build_kind(name: str, layer: LayerPlan) -> Tensors:
     """Return the tensors of one kind of layer."""
     rope, norm, head_dim = layer.rope, layer.norm, layer.head_dim or 0
     axes, factor = getattr(rope, "position_axes", None), getattr(rope, "attention_factor", 1.0)
-    heads = {"q": min(layer.heads or 1, 2), "k": 2 if layer.kv_heads == layer.heads > 1 else 1}
+    heads = {"q": min(layer.heads or 1, 2), "k": 2 if layer.kv_heads == layer.heads != 1 else 1}
     tensors: Tensors = {"tolerance": max(1.0, factor) * np.array([8e-6, 2.0**-5])}
     if rope is not None:
-        tensors |= {"pairs": _list_pairs(rope, head_dim), "attention_factor": np.array(factor)}
+        tensors |= {"pairs": _list_pairs(rope, head_dim), "attention_factor": np.array([factor])}
     if axes is not None:
         tensors["axes"] = np.array(axes)
+    part = slice(None)  # of a head, that a norm spans
+    if norm is not None and norm.over == "slice" and rope is not None:
+        count, first = slice_of(rope, head_dim)
+        part = slice(first, first + count)
     for i, array in enumerate(() if norm is None else norm.weighted):
-        shape = (heads[array] if norm.over == "all heads" else 1, _norm_slice(norm, rope, head_dim))
-        weight = 1.0 - norm.offset + _make_input((shape[0] * shape[1],), 90 + i) / 4.0
+        width = len(range(head_dim)[part]) * (heads[array] if norm.over == "all heads" else 1)
+        weight = 1.0 - norm.offset + _make_input((width,), 90 + i) / 4.0
         tensors[f"{array}_weight"] = weight.astype(np.float32)
     for n, case in enumerate(_list_cases(0 if axes is None else max(axes) + 1)):
         own: Tensors = {"positions": case.positions, **case.more}
         if layer.temperature is not None:
             own["query_factors"] = layer.query_factors(case.positions)
-        turns = None
+        turns = np.ones(0)
         if rope is not None:
-            fixed = rope.for_length(int(case.positions.max()) + 1)
-            own["frequencies"] = fixed.frequencies(head_dim)
-            turns = factor * np.exp(1j * _compute_angles(own["frequencies"], case.positions, axes))
+            own["frequencies"] = rope.for_length(int(case.positions.max()) + 1).frequencies(
+                head_dim
+            )
+            by_pair = case.positions[..., None]
+            by_pair = by_pair if axes is None else np.moveaxis(case.positions[list(axes)], 0, -1)
+            turns = factor * np.exp(1j * by_pair * own["frequencies"])
+        pairs = tensors.get("pairs", np.zeros((4, 0), np.int64))
         for i, array in enumerate("qk"):
             shape = (*case.positions.shape[axes is not None :], heads[array], head_dim)
             x = _make_input(shape, 2 * n + i)
             own[array] = x.astype(np.float32)
-            results = {"rotated": _rotate(x, turns, tensors.get("pairs"))}
+            results = {"rotated": _rotate(x, turns, pairs)}
             if norm is not None and array in norm.arrays:
-                weight = tensors.get(f"{array}_weight")
                 y = results["rotated"] if norm.after_rotation else x
-                y = _normalize(y, norm, weight, rope)
-                y = y if norm.after_rotation else _rotate(y, turns, tensors.get("pairs"))
+                y = _normalize(y, norm, tensors.get(f"{array}_weight"), part)
+                y = y if norm.after_rotation else _rotate(y, turns, pairs)
                 results["normalized_rotated"] = y
             for label, y in results.items():
                 own[f"{array}_{label}"] = y.astype(np.float32)
@@ -184,58 +190,38 @@ def _build_kind(name: str, layer: LayerPlan) -> Tensors:
             own["k_cache_rotated"] = own["k_cache"].copy()
             own["k_cache_rotated"][own["slots"][0]] = own["k_rotated"][0]
         tensors |= {f"{case.name}/{key}": x for key, x in own.items()}
-    return {f"{name}/{key}": np.ascontiguousarray(x) for key, x in tensors.items()}
+    return {f"{name}/{key}": x for key, x in tensors.items()}
 
 
 def _make_input(shape: tuple[int, ...], seed: int) -> Floats:
     """Return multiples of 1/64 from -2 to below 2, which bfloat16 holds, by Vigna's SplitMix64."""
     # Not of a generator of numpy, whose versions may give other numbers.
     z = (np.arange(math.prod(shape), dtype=np.uint64) + np.uint64(seed << 32)) * _MULTIPLIERS[0]
-    z = (z ^ (z >> np.uint64(30))) * _MULTIPLIERS[1]
-    z = (z ^ (z >> np.uint64(27))) * _MULTIPLIERS[2]
+    for shift, multiplier in ((30, _MULTIPLIERS[1]), (27, _MULTIPLIERS[2])):
+        z = (z ^ (z >> np.uint64(shift))) * multiplier
     return ((z >> np.uint64(56)).astype(np.float64) - 128.0).reshape(shape) / 64.0
 
 
 def _list_pairs(rope: RoPE, head_dim: int) -> NDArray[np.int64]:
     """Return for each pair where its two components are read, and where they are written."""
     r, offset = slice_of(rope, head_dim)
-    halves = np.arange(r).reshape(2, -1)
-    neighbours = np.arange(r).reshape(-1, 2).T
+    halves, neighbours = np.arange(r).reshape(2, -1), np.arange(r).reshape(-1, 2).T
     read = halves if rope.layout == "half" else neighbours
     return offset + np.concatenate([read, neighbours if rope.layout == "interleaved" else halves])
 
 
-def _compute_angles(
-    frequencies: Floats, positions: NDArray[np.int64], axes: tuple[int, ...] | None
-) -> Floats:
-    """Return angles (..., tokens, pairs) in float64."""
-    if axes is None:
-        return positions[..., None] * frequencies
-    return np.moveaxis(positions[list(axes)], 0, -1) * frequencies
-
-
-def _rotate(x: Floats, turns: Any, pairs: NDArray[Any] | None) -> Floats:
-    if pairs is None:
-        return x
+def _rotate(x: Floats, turns: NDArray[Any], pairs: NDArray[np.int64]) -> Floats:
     a, b, c, d = pairs
     z, y = (x[..., a] + 1j * x[..., b]) * turns[..., None, :], x.copy()
     y[..., c], y[..., d] = z.real, z.imag
     return y
 
 
-def _norm_slice(norm: NormPlan, rope: RoPE | None, head_dim: int) -> int:
-    if norm.over == "slice" and rope is not None:
-        return slice_of(rope, head_dim)[0]
-    return head_dim
-
-
-def _normalize(x: Floats, norm: NormPlan, weight: Any, rope: RoPE | None) -> Floats:
-    if norm.over == "slice" and rope is not None:
-        r, first = slice_of(rope, x.shape[-1])
-        part = _normalize(x[..., first : first + r], replace(norm, over="head"), weight, None)
-        return np.concatenate([x[..., :first], part, x[..., first + r :]], axis=-1)
-    y = x.reshape(*x.shape[:-2], 1, -1) if norm.over == "all heads" else x
+def _normalize(x: Floats, norm: NormPlan, weight: Any, part: slice) -> Floats:
+    result, y = x.copy(), x[..., part]
+    y = y.reshape(*y.shape[:-2], 1, -1) if norm.over == "all heads" else y
     y = y - y.mean(-1, keepdims=True) if norm.kind == "layer" else y
     y = y / np.sqrt(np.square(y).mean(-1, keepdims=True) + norm.eps)
     y = y if weight is None else y * (weight.astype(np.float64) + norm.offset)
-    return y.reshape(x.shape)
+    result[..., part] = y.reshape(result[..., part].shape)
+    return result

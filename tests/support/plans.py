@@ -8,6 +8,7 @@ scales, hooks record norms, and the model's functions that rotate record what th
 
 import contextlib
 import copy
+import functools
 import importlib
 import inspect
 import re
@@ -21,12 +22,12 @@ if __name__ == "__main__":  # a program finds its neighbours, and not the packag
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
-from support import census
 
 import rope_xp
 from rope_xp import LayerPlan, RopeError
 from rope_xp.hf import NormPlan
 from rope_xp.integrations import _methods
+from support import census
 
 torch, transformers = census.torch, census.transformers
 masking: Any = importlib.import_module("transformers.masking_utils")
@@ -35,7 +36,11 @@ modeling: Any = importlib.import_module("transformers.modeling_utils")
 LAYERS, TOKENS = 8, 6
 NORM = re.compile(r"(q|k|qk|query|key)_(layer)?norm|q_b_norm|kv_norm|k_rope_only_layernorm")
 STRICT: Any = importlib.import_module("huggingface_hub.errors").StrictDataclassError
-ERRORS = (AttributeError, ImportError, LookupError, RuntimeError, TypeError, ValueError, STRICT)
+EXPERTS = re.compile("mlp|block_sparse_moe|feed_forward|moe|experts")
+ERRORS: Any = (
+    *(ArithmeticError, AttributeError, ImportError, LookupError),
+    *(RuntimeError, TypeError, ValueError, STRICT),
+)
 
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "cohere": [{"use_qk_norm": True}],
@@ -46,11 +51,43 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "granite": [{"attention_multiplier": 0.25}],
     "llama4_text": [{"no_rope_layers": [1, 0] * 4, "num_hidden_layers": 8, "use_qk_norm": False}],
     "smollm3": [{"no_rope_layers": [0, 1] * 4, "num_hidden_layers": 8}],
-    "exaone4": [{"sliding_window": None}],
+    "granitemoehybrid": [
+        {"layer_types": ["linear_attention", "full_attention"] * 4, "num_hidden_layers": 8}
+    ],
+    "bamba": [{"attn_layer_indices": [2, 5]}],
+    "mimo_v2_flash": [{"num_key_value_heads": 8}],
     "llama": [{"num_key_value_heads": 2, "head_dim": 64}],
     "glm_moe_dsa": [{"indexer_types": ["full", "shared"] * 4, "num_hidden_layers": 8}],
 }
 """Further configurations, whose keys change the plan."""
+
+
+_EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1}
+MENDED: dict[str, dict[str, Any]] = {
+    "dots1": _EXPERTS,
+    "esm": {"vocab_size": 64, "pad_token_id": 0},
+    **{name: {"head_dim": 64} for name in ("hunyuan_v1_dense", "hunyuan_v1_moe", "ministral")},
+    "deepseek_ocr2_text": {"mlp_layer_types": ["dense"] * 12},
+    "glm4v_text": {"head_dim": 64, "hidden_size": 2048},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 16},
+    "nemotron": {"num_key_value_heads": 8},
+    "qwen4_exp_text": {
+        "indexer_budget": 8,
+        "indexer_compress_ratio": 2,
+        "indexer_n_heads": 2,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 64,
+        "head_dim": 64,
+    },
+    "step3p5": {"sliding_window": 512},
+}
+"""Default configurations of which no model can be built, and what makes one."""
+
+
+PRESCALED = ("esm", "openai_privacy_filter")
+"""Model types that scale q, or q and k, before they call attention with a scale of 1."""
+LEFT = ("minimax_m3_vl_text",)
+"""Model types whose code does not read their rotary_dim, see support/census.py."""
 
 
 @dataclass
@@ -61,7 +98,7 @@ class Recorded:
     kv_heads: int
     head_dim: int
     scale: float
-    tables: list[str | None] = field(default_factory=list)  # layer types of the tables it used
+    tables: list[tuple[Any, str | None]] = field(default_factory=list)  # by module and layer type
     rotated: list[tuple[int, ...]] = field(default_factory=list)  # shapes
     norms: list[tuple[Any, tuple[int, ...], bool]] = field(default_factory=list)  # after rotation?
     indexed: list[tuple[int, ...]] = field(default_factory=list)  # shapes that an indexer rotates
@@ -84,13 +121,17 @@ def build_model(kind: Any, **more: Any) -> Any:
     """Return a model of few layers on the meta device; None if it cannot be built so."""
     for layers in (LAYERS, None):
         with contextlib.suppress(*ERRORS):
-            config = kind.config_class(**census.MENDED.get(kind.config_class.__name__, {}) | more)
+            config = kind.config_class(
+                **census.MENDED.get(kind.config_class.__name__, {})
+                | MENDED.get(kind.config_class.model_type, {})
+                | more
+            )
             if layers is not None:
                 shorten(config)
             with torch.device("meta"):
                 model = kind._from_config(config, attn_implementation="record").eval()
-            for name, module in list(model.named_modules()):
-                if re.fullmatch(r"mlp|block_sparse_moe|feed_forward|moe|experts", name.split(".")[-1]):
+            for name, _ in list(model.named_modules()):
+                if EXPERTS.fullmatch(name.split(".")[-1]):
                     with contextlib.suppress(*ERRORS):
                         model.set_submodule(name, Identity())
             return model
@@ -132,13 +173,15 @@ def record(model: Any) -> dict[int, Recorded]:
 def _record(model: Any) -> dict[int, Recorded]:
     layers: dict[int, Recorded] = {}
     pending = Recorded(0, 0, 0, 0.0)
-    labels: dict[int, str | None] = {}
+    labels: dict[int, tuple[Any, str | None]] = {}
+    current = 0
     kept, inside = [], []  # tensors, so that none has the id of another; indexers that run
 
     def attend(module: Any, q: Any, k: Any, v: Any, *_: Any, **options: Any) -> Any:
         pending.heads, pending.kv_heads, pending.head_dim = q.shape[1], k.shape[1], q.shape[-1]
         pending.scale = options.get("scaling") or getattr(module, "scaling", None) or 0.0
-        layers.setdefault(module.layer_idx, pending)
+        number = getattr(module, "layer_idx", None)
+        layers.setdefault(number if number is not None and number >= 0 else current, pending)
         enter_layer()
         return v.new_empty((q.shape[0], q.shape[2], q.shape[1], v.shape[-1])), None
 
@@ -150,12 +193,12 @@ def _record(model: Any) -> dict[int, Recorded]:
     def see_tables(module: Any, arguments: Any, named: Any, output: Any) -> None:
         bound = inspect.signature(module.forward).bind(*arguments, **named).arguments
         for table in output if isinstance(output, tuple) else (output,):
-            labels[id(table)] = bound.get("layer_type")
+            labels[id(table)] = module, bound.get("layer_type")
             kept.append(table)
 
-    def enter_layer(*_: Any) -> None:
-        nonlocal pending
-        pending = Recorded(0, 0, 0, 0.0)
+    def enter_layer(number: int | None = None) -> None:
+        nonlocal pending, current
+        pending, current = Recorded(0, 0, 0, 0.0), current if number is None else number
 
     def wrap(function: Any) -> Any:
         def rotate(*arguments: Any, **named: Any) -> Any:
@@ -176,8 +219,9 @@ def _record(model: Any) -> dict[int, Recorded]:
             hooks = []
             if NORM.fullmatch(name.split(".")[-1]):
                 hooks = [module.register_forward_hook(see_norm)]
-            elif re.search(r"(^|\.)layers\.\d+$", name):
-                hooks = [module.register_forward_pre_hook(enter_layer)]
+            elif match := re.search(r"(^|\.)layers?\.(\d+)$", name):
+                enter = functools.partial(enter_layer, int(match[2]))
+                hooks = [module.register_forward_pre_hook(lambda *_, enter=enter: enter())]
             elif "Indexer" in type(module).__name__ or "Compressor" in type(module).__name__:
                 hooks = [
                     module.register_forward_pre_hook(lambda *_: inside.append(None)),
@@ -209,6 +253,8 @@ modeling.ALL_ATTENTION_FUNCTIONS.register("record", _mask)  # models are built f
 def find_differences(model: Any) -> list[str]:
     """Return how the plan of a model's configuration differs from what the model does."""
     layers, recorded = rope_xp.plan(model.config), record(model)
+    if not recorded:
+        raise RuntimeError("its attention calls none of transformers' functions")
     problems = []
     count = getattr(model.config, "num_hidden_layers", None)
     if count is not None and len(layers) != count:
@@ -230,11 +276,12 @@ def _compare_layer(plan: LayerPlan, seen: Recorded, model: Any) -> Iterator[str]
     ):
         if ours != theirs:
             yield f"{name} {ours} for {theirs}"
-    if seen.scale and abs((plan.softmax_scale or 0) / seen.scale - 1) > 1e-6:
+    prescaled = model.config.model_type in PRESCALED
+    if seen.scale and not prescaled and abs((plan.softmax_scale or 0) / seen.scale - 1) > 1e-6:
         yield f"softmax_scale {plan.softmax_scale} for {seen.scale}"
     if (plan.rope is not None) != bool(seen.rotated):
         yield f"rope {plan.rope} for rotations of {seen.rotated}"
-    elif plan.rope is not None:
+    elif plan.rope is not None and model.config.model_type not in LEFT:
         yield from _compare_rope(plan, seen, model)
     yield from _compare_norms(plan, seen)
     if plan.indexer is not None or seen.indexed:
@@ -247,17 +294,15 @@ def _compare_layer(plan: LayerPlan, seen: Recorded, model: Any) -> Iterator[str]
 
 def _compare_rope(plan: LayerPlan, seen: Recorded, model: Any) -> Iterator[str]:
     """Compare the rope with the buffers of the module whose tables the layer used."""
-    (label,) = set(seen.tables) or {None}
-    rotary = next(
-        type(module)(module.config)
-        for module in model.modules()
-        if hasattr(module, "config")
-        and any(key.endswith("inv_freq") for key, _ in module.named_buffers(recurse=False))
-    )
-    buffers = census._buffers(rotary)
-    theirs = (buffers[label] if label in buffers else buffers[""]).double().numpy()
+    (module, label), *others = seen.tables
+    if any(other != (module, label) for other in others):
+        yield f"tables of {[label for _, label in seen.tables]}"
+    buffers = census._buffers(type(module)(module.config))
+    theirs = buffers.get(label or "", buffers.get("")).double().numpy()
     assert plan.rope is not None
     ours = plan.rope.for_length(1).frequencies(plan.rope.rotary_dim or plan.head_dim or 0)
+    if plan.rope.position_axes is not None:  # some modules have each component's pairs together
+        theirs, ours = np.sort(theirs), np.sort(ours)
     if ours.shape != theirs.shape or not np.allclose(ours, theirs, rtol=census.FREQUENCIES, atol=0):
         yield f"frequencies {ours[:3]} ({len(ours)}) for {theirs[:3]} ({len(theirs)}) of {label}"
 
@@ -268,11 +313,11 @@ def _compare_norms(plan: LayerPlan, seen: Recorded) -> Iterator[str]:
         if norm is not None or seen.norms:
             yield f"norm {norm} for {[(type(m).__name__, shape) for m, shape, _ in seen.norms]}"
         return
-    if len(seen.norms) != len(norm.arrays):
+    if len(seen.rotated) > 1 and len(seen.norms) != len(norm.arrays):  # else k is of another layer
         yield f"norms of {norm.arrays} for {len(seen.norms)}"
     widths = {
         "head": (plan.head_dim,),
-        "all heads": ((plan.heads or 0) * (plan.head_dim or 0), (plan.kv_heads or 0) * (plan.head_dim or 0)),
+        "all heads": tuple((n or 0) * (plan.head_dim or 0) for n in (plan.heads, plan.kv_heads)),
         "slice": (plan.rope and plan.rope.rotary_dim,),
     }[norm.over]
     for name, (module, shape, after) in zip(norm.arrays, seen.norms, strict=False):
@@ -334,7 +379,8 @@ def main() -> int:
             equal += result == []
             if result:
                 different += isinstance(result, list)
-                print(name, result if isinstance(result, str) else "\n  ".join(["", *result[:4]]))
+                text = result if isinstance(result, str) else "\n  ".join(["", *result[:4]])
+                print(name, text, flush=True)
     print(f"{equal} equal, {different} different")
     return int(bool(different))
 
