@@ -18,6 +18,7 @@ from rope_xp import scaling
 from rope_xp._arguments.fields import LAYOUTS
 from rope_xp._cli import plots, suspicions, terminal
 from rope_xp._cli.reading import Layers, Reading, count_layers, read_config
+from rope_xp._cli.weights import isolate
 from rope_xp._core.errors import RopeError
 from rope_xp.hf import _build
 from rope_xp.hf._layer_plan import describe
@@ -103,7 +104,8 @@ def build_report(reading: Reading, requested: int | None = None) -> dict[str, An
 def _describe_plan(reading: Reading) -> dict[str, Any]:
     """Return the layers of a model by what they do, or why there is no plan."""
     try:
-        groups = group_layers(build_plan(reading.part, reading.layout))
+        with isolate():
+            groups = group_layers(build_plan(reading.part, reading.layout))
     except RopeError as error:
         return {"plan": None, "no_plan": str(error)}
     plan = [{"layers": members, **describe(layer)} for layer, members in groups.values()]
@@ -211,7 +213,7 @@ def print_report(report: dict[str, Any]) -> None:
 
 def _format_layers(plan: dict[str, Any]) -> str:
     """Return a line on equal layers."""
-    members = plan.pop("layers")
+    members = dict.fromkeys(plan.pop("layers"))
     ends = ([i for i in members if i + step not in members] for step in (-1, 1))
     spans = [f"{a}-{b}" if a < b else str(a) for a, b in zip(*ends, strict=True)]
     positions = "" if plan.pop("rope") or plan["heads"] is None else "without positions, "
@@ -220,11 +222,14 @@ def _format_layers(plan: dict[str, Any]) -> str:
 
 
 def _join_facts(facts: dict[str, Any]) -> str:
-    given = {k.replace("_", " "): v for k, v in facts.items() if v not in (None, False)}
-    texts = {k: f"({_join_facts(v)})" if isinstance(v, dict) else v for k, v in given.items()}
-    return ", ".join(
-        f"{k} {' and '.join(v) if isinstance(v, list) else v}" for k, v in texts.items() if v != []
-    )
+    texts = []
+    for key, value in facts.items():
+        if isinstance(value, dict):
+            texts.append(f"{key} ({_join_facts(value)})")
+        elif value not in (None, False, 0.0, []):
+            text = " and ".join(value) if isinstance(value, list) else _format_fact(value)
+            texts.append(f"{key.replace('_', ' ')} {text}")
+    return ", ".join(texts)
 
 
 def _format_fact(value: Any) -> str:

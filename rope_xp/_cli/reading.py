@@ -1,6 +1,5 @@
 """Read a configuration: the RoPE of each layer type, and the facts that a report adds to it."""
 
-import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -117,11 +116,7 @@ def _list_missing_sizes(part: Mapping[str, Any], model: Model) -> list[str]:
 def _read_default_sizes(part: Mapping[str, Any]) -> dict[str, int]:
     """Return the default sizes of the model's transformers class, none if that is not installed."""
     # transformers is not imported for configurations that omit nothing.
-    if not importlib.util.find_spec("transformers"):
-        return {}
-    mapping = importlib.import_module("transformers.models.auto.configuration_auto").CONFIG_MAPPING
-    name = str(part.get("model_type"))
-    config_class = next((mapping[n] for n in (f"{name}_text", name) if n in mapping), None)
+    config_class = _plan.find_class(part)
     defaults = {} if config_class is None else config_class().to_dict()
     keys = ("head_dim", "num_attention_heads", "hidden_size", EXTENDED, "num_hidden_layers")
     sizes = {key: defaults[key] for key in keys if isinstance(defaults.get(key), int)}
@@ -135,7 +130,7 @@ def _read_head_dim(part: Mapping[str, Any], model: Model, label: str) -> int | N
     """Return the components of a head of one layer type."""
     types = part.get("layer_types")
     first = types.index(label) if isinstance(types, list) and label in types else -1
-    return _plan.read_head_dim(part, model, label, _plan.read_overrides(part, first))
+    return _plan.read_head_dim(part, model, label, _plan.read_overrides(part).get(first, {}))
 
 
 def _find_contexts(source: _scaling.Source, rope: RoPE | None) -> tuple[int | None, int | None]:

@@ -6,6 +6,7 @@ from pathlib import Path
 import rope_xp
 from rope_xp._arguments.fields import LAYOUTS
 from rope_xp._cli import terminal
+from rope_xp._cli.weights import isolate
 from rope_xp.testing import vectors
 
 
@@ -19,7 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Write the file; return the exit status."""
-    made = vectors(rope_xp.plan(options.config, layout=options.layout))
+    with isolate():
+        layers = rope_xp.plan(options.config, layout=options.layout)
+    made = vectors(layers)
     made.save(options.out)
     kinds = dict.fromkeys(name.partition("/")[0] for name in made.tensors)
     terminal.write(f"{options.out}: {len(made.tensors)} tensors of {', '.join(kinds)}")

@@ -1,7 +1,7 @@
 """What attention does to q and k besides rotating them, for the rows of :mod:`rope_xp.hf._models`.
 
 No configuration says where a norm stands, what it covers or whether its weight has an offset: only
-the code of transformers does. ``tests/support/plans.py`` compares every row with it.
+the code of transformers does. ``tests/support/plans.py`` compares the rows with the models it runs.
 """
 
 from collections.abc import Callable, Mapping

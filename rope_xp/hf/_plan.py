@@ -3,12 +3,13 @@
 import copy
 import importlib
 import importlib.util
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from rope_xp._core import numbers
-from rope_xp._core.errors import RopeConfigError
+from rope_xp._core.errors import RopeConfigError, RopeError
 from rope_xp._core.typing import Layout
 from rope_xp.hf import _build, _keys, _limits
 from rope_xp.hf._attention import Attention
@@ -17,6 +18,11 @@ from rope_xp.hf._layer_plan import IndexerPlan, LayerPlan, NormPlan, Temperature
 from rope_xp.rope import RoPE
 
 Part = Mapping[str, Any]
+_LISTED = {
+    "attn_layer_indices": ("attention", "mamba"),
+    "cross_attention_layers": ("cross_attention", "attention"),
+}
+"""Keys with numbers of layers, and the words for these and for the others."""
 _NO_ATTENTION = ("linear_attention", "conv", "mamba", "recurrent", "cross_attention")
 
 
@@ -53,28 +59,37 @@ class _Facts:
 def build_plan(part: Part, layout: Layout | None) -> tuple[LayerPlan, ...]:
     """Return the plan of each layer; transformers fills in the keys that are missing."""
     try:
-        return _build_layers(_Facts(part, is_filled=False), _build.find_model(part, layout))
+        return _read_layers(part, layout, is_filled=False)
     except _MissingKeyError as error:
-        if (filled := _fill_in(part)) is None:
+        if (config_class := find_class(part)) is None:
             raise RopeConfigError(str(error)) from None
-    return _build_layers(_Facts(filled, is_filled=True), _build.find_model(filled, layout))
+    for key, value in part.items():  # of which the class may make lists
+        if "layer" in key and isinstance(value, int):
+            _limits.check_number(key, value, _limits.LAYERS)
+    content = {k: v for k, v in part.items() if k not in ("num_labels", "id2label", "label2id")}
+    try:
+        filled = config_class.from_dict(copy.deepcopy(content)).to_dict()
+    except Exception as error:  # its classes have errors of their own
+        raise RopeConfigError(f"transformers cannot read the configuration: {error}") from error
+    return _read_layers(filled, layout, is_filled=True)
 
 
-def _fill_in(part: Part) -> Part | None:
-    """Return a configuration with the defaults of transformers; None if it is not there."""
+def _read_layers(part: Part, layout: Layout | None, *, is_filled: bool) -> tuple[LayerPlan, ...]:
+    try:
+        return _build_layers(_Facts(part, is_filled), _build.find_model(part, layout))
+    except RopeConfigError:
+        raise
+    except (RopeError, TypeError, ArithmeticError) as error:
+        raise RopeConfigError(str(error)) from error
+
+
+def find_class(part: Part) -> Any:
+    """Return the class of a configuration in transformers; None if it has none, or is missing."""
     if not importlib.util.find_spec("transformers"):
         return None
     mapping = importlib.import_module("transformers.models.auto.configuration_auto").CONFIG_MAPPING
     name = str(part.get("model_type"))
-    known = next((n for n in (f"{name}_text", name) if n in mapping), None)
-    if known is None:
-        return None
-    content = {**copy.deepcopy(dict(part)), "model_type": known}
-    try:
-        filled: Part = mapping[known].from_dict(content).to_dict()
-    except Exception as error:  # its classes have errors of their own
-        raise RopeConfigError(f"transformers cannot read the configuration: {error}") from error
-    return filled
+    return next((mapping[n] for n in (f"{name}_text", name) if n in mapping), None)
 
 
 def _build_layers(facts: _Facts, model: Model) -> tuple[LayerPlan, ...]:
@@ -88,13 +103,18 @@ def _build_layers(facts: _Facts, model: Model) -> tuple[LayerPlan, ...]:
         facts.find("head_dim")  # of which many classes have a default that is not width over heads
     ropes = _build.build_ropes(part, model)
     kinds = _list_kinds(facts, attention, is_uniform=FLAT in ropes)
-    unrotated = {*list_unrotated(part, model, len(kinds))}
-    return tuple(
-        LayerPlan(kind=kind)
-        if kind in _NO_ATTENTION
-        else _build_layer(facts, model, i, kind, None if i in unrotated else _select(kind, ropes))
-        for i, kind in enumerate(kinds)
-    )
+    unrotated, overrides = {*list_unrotated(part, model, len(kinds))}, read_overrides(part)
+    temperature, layers = _read_temperature(facts, model), []
+    for i, kind in enumerate(kinds):
+        if kind in _NO_ATTENTION:
+            layers.append(LayerPlan(kind=kind))
+            continue
+        rope = None if i in unrotated else _select(kind, ropes)
+        layer = _build_layer(facts, model, i, kind, rope, overrides.get(i, {}))
+        if rope is None or not attention.has_temperature:
+            layer = replace(layer, temperature=temperature)
+        layers.append(layer)
+    return tuple(layers)
 
 
 def _list_kinds(facts: _Facts, attention: Attention, *, is_uniform: bool) -> list[str]:
@@ -105,18 +125,19 @@ def _list_kinds(facts: _Facts, attention: Attention, *, is_uniform: bool) -> lis
     if key not in part and is_uniform and not attention.kinds_key:
         return ["attention"] * count
     value = facts.find(key)
-    for name, listed, others in (
-        ("attn_layer_indices", "attention", "mamba"),
-        ("cross_attention_layers", "cross_attention", "attention"),
-    ):
-        if key == name:
-            return [listed if i in (value or ()) else others for i in range(count)]
-    if value is None and is_uniform:
-        return ["attention"] * count
-    words = value * count if key == "block_types" and isinstance(value, list) else value
-    if not isinstance(words, list) or len(words) < count:
-        raise RopeConfigError(f"{key} must list {count} layers; got {value!r}")
-    return [str(word) for word in words[:count]]
+    if value is None and (is_uniform or key in _LISTED):
+        value = [] if key in _LISTED else ["attention"] * count
+    if not isinstance(value, list):
+        raise RopeConfigError(f"{key} must be a list; got {value!r}")
+    _limits.check_size(key, value, _limits.LAYERS)
+    if key in _LISTED:
+        layers = {i for i in value if numbers.is_int(i)}
+        return [_LISTED[key][i not in layers] for i in range(count)]
+    if key == "block_types":  # which recur
+        value = (value * count)[:count]
+    if len(value) < count:
+        raise RopeConfigError(f"{key} must list {count} layers; got {len(value)}: {value}")
+    return [str(word) for word in value[:count]]
 
 
 def _select(kind: str, ropes: Mapping[str, RoPE | None]) -> RoPE | None:
@@ -132,20 +153,20 @@ def _select(kind: str, ropes: Mapping[str, RoPE | None]) -> RoPE | None:
 def list_unrotated(part: Part, model: Model, total: int | None) -> list[int]:
     """Return the numbers of the layers that are exempt from rotation."""
     # Llama 4 and SmolLM3 list a 1 for every layer that rotates, or exempt every fourth; Muse lists
-    # bases, and 0 for exempt layers.
+    # bases, of which its code reads no more than whether they are 0.
     for key in ("no_rope_layers", "layer_rope_theta"):
         flags = part.get(key)
         if isinstance(flags, list) and flags:
             _limits.check_size(key, flags, _limits.LAYERS)
-            if len({flag for flag in flags if flag}) > 1:
-                raise RopeConfigError(f"{key} with several values is not supported; got {flags}")
             return [i for i, rotates in enumerate(flags) if not rotates]
     interval = _keys.read_size(part, "no_rope_layer_interval") or model.unrotated_every
     return list(range(interval - 1, total, interval)) if interval and total else []
 
 
-def _build_layer(facts: _Facts, model: Model, i: int, kind: str, rope: RoPE | None) -> LayerPlan:
-    attention, own = model.attention, read_overrides(facts.part, i)
+def _build_layer(
+    facts: _Facts, model: Model, i: int, kind: str, rope: RoPE | None, own: Part
+) -> LayerPlan:
+    attention = model.attention
     head_dim = read_head_dim(facts.part, model, kind, own)
     if head_dim is None:
         raise RopeConfigError("head_dim is missing, and a plan needs it")
@@ -159,18 +180,16 @@ def _build_layer(facts: _Facts, model: Model, i: int, kind: str, rope: RoPE | No
         kv_heads=kv_heads,
         softmax_scale=scale,
         norm=_read_norm(facts, attention, rope),
-        temperature=_read_temperature(facts, model, rope),
         indexer=None if rope is None else _read_indexer(facts, attention, kind, rope, i),
     )
 
 
-def read_overrides(part: Part, layer: int) -> Part:
-    """Return the values that ``per_layer_config`` has for a layer, under 5 or "05"."""
+def read_overrides(part: Part) -> dict[int, Part]:
+    """Return the values that ``per_layer_config`` has for single layers, under 5 or "05"."""
     per_layer = part.get("per_layer_config")
-    for key, values in per_layer.items() if isinstance(per_layer, Mapping) else ():
-        if str(key).isdecimal() and int(key) == layer and isinstance(values, Mapping):
-            return values
-    return {}
+    values = per_layer if isinstance(per_layer, Mapping) else {}
+    pairs = ((str(key), own) for key, own in values.items() if isinstance(own, Mapping))
+    return {int(key): own for key, own in pairs if key.isdecimal() and len(key) < 8}
 
 
 def read_head_dim(part: Part, model: Model, kind: str, own: Part) -> int | None:
@@ -217,18 +236,22 @@ def _read_norm(facts: _Facts, attention: Attention, rope: RoPE | None) -> NormPl
     return None
 
 
-def _read_temperature(facts: _Facts, model: Model, rope: RoPE | None) -> Temperature | None:
+def _read_temperature(facts: _Facts, model: Model) -> Temperature | None:
+    """Return how layers scale q, in Llama 4 those without positions."""
     if model.attention.has_temperature:
-        if rope is not None or not facts.need("attn_temperature_tuning"):
-            return None
-        values, shift = (facts.need("attn_scale"), facts.need("floor_scale")), 1
+        is_scaled = facts.need("attn_temperature_tuning")
+        beta, length = facts.need("attn_scale"), facts.need("floor_scale")
     else:
         parameters = _keys.read_layers(facts.part, model).get(FLAT) or {}
-        values, shift = (parameters.get("llama_4_scaling_beta"), parameters.get(_keys.TRAINED)), 0
-        if values[0] is None:
-            return None
-    beta, length = (numbers.check_positive("temperature of q", value) for value in values)
-    return Temperature(beta=beta, length=length, shift=shift)
+        beta, length = parameters.get("llama_4_scaling_beta"), parameters.get(_keys.TRAINED)
+        is_scaled = beta is not None
+    if not is_scaled:
+        return None
+    return Temperature(
+        beta=numbers.check_not_negative("the factor of the temperature of q", beta),
+        length=numbers.check_positive("the length of the temperature of q", length),
+        shift=int(model.attention.has_temperature),
+    )
 
 
 def _read_indexer(
@@ -252,7 +275,9 @@ def group_layers(layers: Sequence[LayerPlan]) -> dict[str, tuple[LayerPlan, list
     for i, layer in enumerate(layers):
         by_plan.setdefault(layer, []).append(i)
     groups: dict[str, tuple[LayerPlan, list[int]]] = {}
+    seen: Counter[str] = Counter()
     for layer, members in by_plan.items():
-        n = 1 + sum(other.kind == layer.kind for other, _ in groups.values())
+        seen[layer.kind] += 1
+        n = seen[layer.kind]
         groups[layer.kind if n == 1 else f"{layer.kind}_{n}"] = (layer, members)
     return groups

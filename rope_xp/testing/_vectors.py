@@ -30,19 +30,15 @@ _MULTIPLIERS = [np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0
 _TEXT = ([0, 1, 2], [6, 7])
 _DTYPES = {"float32": "F32", "float64": "F64", "int64": "I64", "uint16": "BF16"}
 _CONVENTIONS = (
-    "q and k: (batch, tokens, heads, head_dim), packed ones (tokens, heads, head_dim). positions: "
-    "(batch, tokens) or (tokens), where they have components with a leading axis of these. pairs: "
-    "rows a, b, c, d and a column i for each frequency; the angle is t = position * "
-    "frequencies[i], of component axes[i] where positions have components; y[c] = f * (x[a] * "
-    "cos(t) - x[b] * sin(t)), y[d] = f * (x[b] * cos(t) + x[a] * sin(t)), with f the attention "
-    "factor; other components of the head stay. A kind without pairs has no positions: y = x."
+    "q, k: (batch, tokens, heads, head_dim), packed (tokens, heads, head_dim); positions: (batch, "
+    "tokens), with a leading axis of components where the kind has axes. Rows of pairs: a, b, c, d;"
+    " t = position * frequencies[i], of component axes[i]; y[c] = f * (x[a] * cos(t) - x[b] * "
+    "sin(t)), y[d] = f * (x[b] * cos(t) + x[a] * sin(t)), f = attention_factor; else y = x."
 )
 _TOLERANCE = (
-    "tolerance: largest |y - expected|, of float32 and of bfloat16 results, for angles that are "
-    "exact. Inputs are below 2 in modulus, results below 4 f. float32: cos and sin to 4e-7, and "
-    "a few roundings of 2**-24 each. bfloat16: a rounding of 2**-9 of the result, and another one "
-    "where a norm or cos and sin are rounded too. Angles that are float32 products of a position "
-    "and a frequency miss it from positions of some thousands on."
+    "Largest |y - expected| of float32 and bfloat16 results for exact angles; |y| < 4 f. float32: "
+    "cos and sin to 4e-7, a few roundings of 2**-24. bfloat16: a rounding of the result, one before"
+    " it. Angles that are float32 products exceed it from positions of some thousands on."
 )
 
 

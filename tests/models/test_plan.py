@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import json
 import re
+import time
 from typing import Any
 
 import numpy as np
@@ -143,12 +144,38 @@ def test_layers_without_attention_are_not_guessed(model_type: str) -> None:
 
 def test_lists_of_layers_must_fit() -> None:
     config = {**REAL["llama_3_1_8b"], "head_dim": 128, "layer_types": ["full_attention"] * 3}
-    with pytest.raises(RopeConfigError, match="layer_types must list 32 layers"):
+    with pytest.raises(RopeConfigError, match="layer_types must list 32 layers; got 3"):
         rope_xp.plan(config)
     gemma = transformers.Gemma3TextConfig().to_dict()
     gemma["layer_types"][2] = "odd_attention"
     with pytest.raises(RopeConfigError, match="'odd_attention', and rotary parameters are for"):
         rope_xp.plan(gemma)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"num_hidden_layers": "x"}, "num_hidden_layers must be"),
+        ({"num_hidden_layers": 10**6}, "num_hidden_layers must be at most 16384"),
+        ({"num_attention_heads": 0}, "num_attention_heads must be"),
+        ({"num_key_value_heads": 1.5}, "num_key_value_heads must be"),
+        ({"layer_types": "full_attention"}, "layer_types must be a list"),
+    ],
+)
+def test_impossible_values_are_named(more: dict[str, Any], message: str) -> None:
+    with pytest.raises(RopeConfigError, match=message):
+        rope_xp.plan({**REAL["llama_3_1_8b"], "head_dim": 128, **more})
+
+
+def test_a_long_plan_is_read_in_time() -> None:
+    """Each layer differs, so that nothing is shared."""
+    count = 1 << 14
+    sizes = {"num_hidden_layers": count, "num_attention_heads": 8, "num_key_value_heads": 8}
+    overrides = {f"{i:05}": {"num_attention_heads": 8 + i} for i in range(count)}
+    config = {"model_type": "llama", "head_dim": 64, **sizes, "per_layer_config": overrides}
+    start = time.perf_counter()
+    assert len(_plan.group_layers(rope_xp.plan(config))) == count
+    assert time.perf_counter() - start < 10  # quadratic time would take minutes
 
 
 def test_what_cannot_be_said_is_an_error() -> None:
