@@ -3,7 +3,8 @@
 The JSON object always has the same keys. null means unknown or not applicable: ``python`` for a
 scaling that is not rope_xp's, ``slowest`` where a pair never turns. ``fastest`` and ``slowest`` are
 in tokens; ``by_default`` has the sizes that the configuration leaves out, and
-``pairs_per_component`` the pairs of time, height and width, or of row and column.
+``pairs_per_component`` the pairs of time, height and width, or of row and column. ``plan`` has
+equal layers together, and ``no_plan`` says why there is none.
 """
 
 import argparse

@@ -57,9 +57,9 @@ _BY_KEY = ("qk_layernorm", True)
 _NORMS: dict[str, NormRow | tuple[NormRow, ...]] = {
     """
     afmoe apertus beam diffusion_gemma doge dots1 embedding_gemma2 exaone4 exaone_moe flint gemma3n
-    gemma4 gemma4_unified glm_ocr_vision hy_v3 kolibri1 laguna mellum muse_glimmer_assistant qwen3
-    qwen3_moe qwen3_omni_moe qwen3_omni_moe_talker qwen3_omni_moe_talker_code_predictor qwen3_vl
-    qwen3_vl_moe timesfm2_5
+    gemma4 gemma4_unified hy_v3 kolibri1 laguna mellum muse_glimmer_assistant pe_audio_encoder
+    pe_audio_video_encoder pe_video_encoder qwen3 qwen3_moe qwen3_omni_moe qwen3_omni_moe_talker
+    qwen3_omni_moe_talker_code_predictor qwen3_vl qwen3_vl_moe timesfm2_5
     """: NormRow(),
     """
     gemma3 minimax_m3_vl qwen3_5 qwen3_5_moe qwen3_next qwen4_exp step3p5 t5gemma2 t5gemma2_decoder
@@ -77,13 +77,13 @@ _NORMS: dict[str, NormRow | tuple[NormRow, ...]] = {
     "llama4": NormRow({**_AFTER, **_NO_WEIGHT}, only_if=("use_qk_norm", True), only_rotated=True),
     "deepseek_v4": NormRow({"weighted": ("k",)}),
     "dots3_note": NormRow({"over": "slice", "arrays": ("k",), "weighted": ("k",)}),
-    "chameleon": NormRow(_LAYER, eps=1e-5),
+    "chameleon nemotron3_5_transcribe_word_timestamp": NormRow(_LAYER, eps=1e-5),
     "esmc": NormRow({**_LAYER, **_ALL_HEADS}, eps=1e-5),
     "cohere": NormRow(_LAYER, eps="layer_norm_eps", only_if=("use_qk_norm", True)),
     "persimmon phi stablelm": NormRow(_LAYER, eps="layer_norm_eps", only_if=_BY_KEY),
 }
 _SOFTMAX: dict[str, Callable[[Need, int], float]] = {
-    "gemma2 gemma3 step3p5 t5gemma_module t5gemma2 t5gemma2_decoder vaultgemma": (
+    "gemma2 gemma3 step3p5 t5_gemma_module t5gemma2 t5gemma2_decoder vaultgemma": (
         lambda need, _: float(need("query_pre_attn_scalar")) ** -0.5
     ),
     """

@@ -94,9 +94,9 @@ def find_class(part: Part) -> Any:
 
 def _build_layers(facts: _Facts, model: Model) -> tuple[LayerPlan, ...]:
     part, attention = facts.part, model.attention
-    if attention.obstacle:
-        name = part.get("model_type")
-        raise RopeConfigError(f"no plan of model_type {name!r}: {attention.obstacle}")
+    obstacle = "its layers see images; plans are of language models" if model.axial else None
+    if obstacle := attention.obstacle or obstacle:
+        raise RopeConfigError(f"no plan of model_type {part.get('model_type')!r}: {obstacle}")
     for key in attention.needs:
         facts.find(key)
     if part.get("qk_nope_head_dim") is None and "head_dim" not in model.sizes:

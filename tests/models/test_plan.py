@@ -5,6 +5,7 @@ import importlib.util
 import json
 import re
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ SHORT = """
     qwen2_vl olmo2 cohere mimo_v2_flash
 """
 NO_PLAN = re.compile(
-    "no rotary embedding|it rotates v|by the negative angle|frequencies are learned"
+    "no rotary embedding|plans are of language models|it rotates v|by the negative angle|frequencies are learned"
     "|no plan of model_type 'zaya'|rotates two slices|angles are products|model_type is missing"
     "|different components|must sum to"
     # Of towers for images and sound, whose layers have other keys, and configurations cut short.
@@ -77,12 +78,12 @@ def test_a_wrong_plan_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         ("head_dim", 64),
         ("softmax_scale", 1.0),
         ("norm", None),
-        ("norm", plans.replace(layers[0].norm, offset=0.0)),
-        ("norm", plans.replace(layers[0].norm, eps=1e-3)),
-        ("norm", plans.replace(layers[0].norm, kind="layer")),
-        ("norm", plans.replace(layers[0].norm, after_rotation=True)),
+        ("norm", replace(layers[0].norm, offset=0.0)),
+        ("norm", replace(layers[0].norm, eps=1e-3)),
+        ("norm", replace(layers[0].norm, kind="layer")),
+        ("norm", replace(layers[0].norm, after_rotation=True)),
     ):
-        wrong = (plans.replace(layers[0], **{field: value}), *layers[1:])
+        wrong = (replace(layers[0], **{field: value}), *layers[1:])
         monkeypatch.setattr(rope_xp, "plan", lambda _, wrong=wrong: wrong)
         assert plans.find_differences(model), (field, value)
         monkeypatch.setattr(rope_xp, "plan", true)
@@ -120,7 +121,7 @@ def test_a_sparse_file_is_an_error_without_transformers() -> None:
 @pytest.mark.usefixtures("no_transformers")
 @pytest.mark.parametrize("name", ["llama_3_1_8b", "qwen3_30b_a3b"])
 def test_a_file_that_says_all_needs_no_transformers(name: str) -> None:
-    config = {"head_dim": 128, **REAL[name]}
+    config = {"head_dim": 128, "rms_norm_eps": 1e-6, **REAL[name]}
     assert len(rope_xp.plan(config)) == config["num_hidden_layers"]
 
 
@@ -129,7 +130,7 @@ def test_a_file_that_says_all_needs_no_transformers(name: str) -> None:
 def test_layers_without_attention_are_not_guessed(model_type: str) -> None:
     """Where a class has them by default, a file must say which they are."""
     row = _build.get_row(model_type)
-    if row is None or row.rotary_if is not None:
+    if row is None or row.rotary_if is not None or row.axial:
         return
     config = transformers.CONFIG_MAPPING[model_type]().to_dict()
     keys = ("layer_types", "layers_block_type", "block_types")
@@ -138,6 +139,7 @@ def test_layers_without_attention_are_not_guessed(model_type: str) -> None:
         return
     for key in keys:
         config.pop(key, None)
+    config["head_dim"] = 64  # for which all sections of M-RoPE are
     with pytest.raises(RopeConfigError, match="layer_types|layers_block_type|block_types"):
         rope_xp.plan(config)
 
@@ -252,7 +254,9 @@ def test_rope_of_indexers(model_type: str) -> None:
     file = importlib.import_module(type(config).__module__.replace(".configuration_", ".modeling_"))
     (name,) = [n for n in vars(file) if n.endswith("Indexer")]
     torch.manual_seed(0)
-    indexer, normalized, cache = getattr(file, name)(config, 0), [], _Cache()
+    own = getattr(config, "per_layer_config", None)
+    indexer = getattr(file, name)(own[0] if own else config, 0)
+    normalized, cache = [], _Cache()
     indexer.k_norm.register_forward_hook(lambda *a: normalized.append(a[-1]))
     layer = next(layer for layer in rope_xp.plan(config) if layer.indexer is not None)
     assert layer.rope is not None
@@ -284,7 +288,7 @@ def test_inspect_prints_the_plan(capsys: Any, tmp_path: Any) -> None:
     path.write_text(json.dumps(transformers.Gemma3TextConfig(num_hidden_layers=12).to_dict()))
     assert main(["inspect", str(path)]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "- layers 0-4, 6-10: sliding_attention, 8 heads of 256, 4 of k" in text
+    assert "- layers 0-4, 6-10: sliding_attention, head dim 256, heads 8, kv heads 4" in text
     assert "- layers 5, 11: full_attention" in text
     assert main(["inspect", str(path), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
