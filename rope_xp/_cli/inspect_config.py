@@ -214,6 +214,7 @@ def print_report(report: dict[str, Any]) -> None:
 
 def _format_layers(plan: dict[str, Any]) -> str:
     """Return a line on equal layers."""
+    plan = dict(plan)
     members = dict.fromkeys(plan.pop("layers"))
     ends = ([i for i in members if i + step not in members] for step in (-1, 1))
     spans = [f"{a}-{b}" if a < b else str(a) for a, b in zip(*ends, strict=True)]
