@@ -118,7 +118,7 @@ class _Case(NamedTuple):
 
 def _list_cases(components: int) -> Iterator[_Case]:
     starts = np.array([5, 1000])
-    text = {
+    text: dict[str, tuple[NDArray[np.int64], Tensors]] = {
         "prefill": (np.arange(7)[None], {}),
         "decode": (np.array([[17], [0], [4095], [9]]), {}),
         "packed": (np.array([0, 1, 2, 3, 0, 1, 2, 3, 4]), {"cu_seqlens": np.array([0, 4, 9])}),
