@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from rope_xp._arguments.fields import slice_of
 from rope_xp._core.errors import RopeError
-from rope_xp.hf import LayerPlan, NormPlan
+from rope_xp.hf import LayerPlan, NormPlan, _limits
 from rope_xp.hf._layer_plan import describe
 from rope_xp.hf._plan import group_layers
 from rope_xp.rope import RoPE
@@ -27,6 +27,7 @@ Floats = NDArray[np.float64]
 Tensors = dict[str, NDArray[Any]]
 
 _MULTIPLIERS = [np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)]
+_MOST_KINDS = 64
 _TEXT = ([0, 1, 2], [6, 7])
 _DTYPES = {"float32": "F32", "float64": "F64", "int64": "I64", "uint16": "BF16"}
 _CONVENTIONS = (
@@ -81,7 +82,7 @@ def vectors(layers: Sequence[LayerPlan]) -> Vectors:
     Raises
     ------
     RopeError
-        If no layer has attention.
+        If no layer has attention, or if kinds or heads are more or larger than those of any model.
 
     Examples
     --------
@@ -94,10 +95,12 @@ def vectors(layers: Sequence[LayerPlan]) -> Vectors:
     (4, 1, 2, 8)
     """
     tensors: Tensors = {}
-    kinds = {}
-    for name, (layer, members) in group_layers(layers).items():
+    kinds, groups = {}, group_layers(layers)
+    _limits.check_size("kinds of layers", groups, _MOST_KINDS)
+    for name, (layer, members) in groups.items():
         if layer.head_dim is None:
             continue
+        _limits.check_number("head_dim", layer.head_dim, _limits.COMPONENTS)
         kinds[name] = {"layers": members, **describe(layer)}
         tensors |= _build_kind(name, layer)
         if layer.indexer is not None:

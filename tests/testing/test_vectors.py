@@ -164,6 +164,13 @@ def test_nothing_to_write_is_an_error() -> None:
         vectors([LayerPlan(kind="conv")])
 
 
+def test_files_that_would_be_large_are_an_error() -> None:
+    with pytest.raises(RopeError, match="entries of kinds of layers must be at most 64"):
+        vectors([make_layer(kind=f"k{i}") for i in range(65)])
+    with pytest.raises(RopeError, match="head_dim must be at most 4096"):
+        vectors([make_layer(None, head_dim=1 << 20)])
+
+
 # --- the reader in C -----------------------------------------------------------------------------
 
 COMPILER = shutil.which("gcc") or shutil.which("cc")
