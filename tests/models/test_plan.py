@@ -139,7 +139,7 @@ def test_layers_without_attention_are_not_guessed(model_type: str) -> None:
         return
     for key in keys:
         config.pop(key, None)
-    config["head_dim"] = 64  # for which all sections of M-RoPE are
+    config["head_dim"] = config.get("head_dim") or 64
     with pytest.raises(RopeConfigError, match="layer_types|layers_block_type|block_types"):
         rope_xp.plan(config)
 
