@@ -153,9 +153,10 @@ def _build_kind(name: str, layer: LayerPlan) -> Tensors:
     if norm is not None and norm.over == "slice" and rope is not None:
         count, first = slice_of(rope, head_dim)
         part = slice(first, first + count)
+    over, offset = getattr(norm, "over", "head"), getattr(norm, "offset", 0.0)
     for i, array in enumerate(() if norm is None else norm.weighted):
-        width = len(range(head_dim)[part]) * (heads[array] if norm.over == "all heads" else 1)
-        weight = 1.0 - norm.offset + _make_input((width,), 90 + i) / 4.0
+        width = len(range(head_dim)[part]) * (heads[array] if over == "all heads" else 1)
+        weight = 1.0 - offset + _make_input((width,), 90 + i) / 4.0
         tensors[f"{array}_weight"] = weight.astype(np.float32)
     for n, case in enumerate(_list_cases(0 if axes is None else max(axes) + 1)):
         own: Tensors = {"positions": case.positions, **case.more}
