@@ -19,7 +19,7 @@ from rope_xp._dispatch.choose import Explanation, use_path
 from rope_xp._functions import apply, apply_frequencies, apply_tables, explain, permute_weights
 from rope_xp.angles import Angles
 from rope_xp.choice import Choice
-from rope_xp.hf import from_hf_config
+from rope_xp.hf import LayerPlan, from_hf_config, plan
 from rope_xp.norm import QKNorm
 from rope_xp.rope import RoPE
 
@@ -38,6 +38,7 @@ __all__ = [
     "Angles",
     "Choice",
     "Explanation",
+    "LayerPlan",
     "MissingBackendError",
     "QKNorm",
     "RoPE",
@@ -50,6 +51,7 @@ __all__ = [
     "explain",
     "from_hf_config",
     "permute_weights",
+    "plan",
     "scaling",
     "use_path",
 ]

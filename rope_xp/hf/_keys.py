@@ -10,6 +10,7 @@ from rope_xp._core import numbers
 from rope_xp._core.errors import RopeConfigError
 from rope_xp._core.typing import Layout
 from rope_xp.hf import _limits
+from rope_xp.hf._attention import Attention
 
 Parameters = Mapping[str, Any]
 TRAINED, EXTENDED = "original_max_position_embeddings", "max_position_embeddings"
@@ -23,7 +24,15 @@ HEAD_DIM = ("head_dim", "attention_head_dim", "kv_channels")
 ALIASES = {
     "head_dim": HEAD_DIM[1:],
     "hidden_size": ("n_embd", "d_model", "embed_dim"),
-    "num_attention_heads": ("n_head", "n_heads", "num_heads"),
+    "num_attention_heads": ("n_head", "n_heads", "num_heads", "decoder_num_attention_heads"),
+    "num_key_value_heads": ("num_kv_heads", "decoder_num_key_value_heads"),
+    "num_hidden_layers": (
+        "n_layer",
+        "n_layers",
+        "num_layers",
+        "depth",
+        "decoder_num_hidden_layers",
+    ),
 }
 ROTARY_KEYS = ("rope_parameters", "rope_scaling", "rotary_dim", "qk_rope_head_dim", *BASE, *PARTIAL)
 
@@ -82,6 +91,7 @@ class Model:
     rotated_without_window: bool = False  # whether it rotates them if sliding_window is null
     unrotated_every: int | None = None  # of so many layers the last is not rotated, by default
     rotary_if: tuple[str, Any] | None = None  # a key, and its value if the model rotates
+    attention: Attention = field(default_factory=Attention)
 
 
 def find_language_part(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from rope_xp.hf._attention import ATTENTION
 from rope_xp.hf._keys import FLAT, TRAINED, LayerType, Model
 
 
@@ -26,7 +27,7 @@ def _scale(rope_type: str, base: float, factor: float, trained: int, **others: A
 
 _FULL = ("full_attention",)
 _GPT_OSS = _scale("yarn", 1.5e5, 32.0, 4096, truncate=False)
-_MISTRAL = {"mscale": 1.0, "mscale_all_dim": 1.0}
+_MISTRAL = {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
 _PROPORTIONAL = (None, False, {"rope_type": "proportional"})
 _ROTARY = ("position_embeddings_type", "rotary")
 _CONTIGUOUS = Model(base=1e6, sections=(16, 24, 24))
@@ -193,7 +194,11 @@ def _parse_sizes(text: str) -> dict[str, int]:
 _TYPE_SIZES = {name: _parse_sizes(text) for name, text in (r.split("=") for r in _SIZES.split())}
 _ROW_BY_TYPE = {name: row for names, row in _ROWS.items() for name in names.split()}
 MODELS = {
-    name: replace(row, sizes=_TYPE_SIZES.get(name, {}))
+    name: replace(
+        row,
+        sizes=_TYPE_SIZES.get(name, {}),
+        attention=ATTENTION.get(name, row.attention),
+    )
     for name, row in {**dict.fromkeys(_PLAIN.split(), Model()), **_ROW_BY_TYPE}.items()
 }
 

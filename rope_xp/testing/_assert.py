@@ -9,7 +9,7 @@ from dataclasses import replace
 from rope_xp._arguments import fields
 from rope_xp._core.errors import RopeError
 from rope_xp._core.typing import Array
-from rope_xp._dispatch.norm import QKNorm
+from rope_xp.norm import QKNorm
 from rope_xp.rope import RoPE
 from rope_xp.testing._box import Floats, Function, read_host
 from rope_xp.testing._compare import count_components, find_problems, list_differences

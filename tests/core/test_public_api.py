@@ -65,6 +65,7 @@ SIGNATURES = {
     "scaling.Axial": "axes=2, order='blocks', sections=None, bases=None",
     "scaling.RIFLEx": "k, length, scaling=None, axis=0, share=0.9",
     "from_hf_config": "config, *, layout=None",
+    "plan": "config, *, layout=None",
     "scaling.inverse_frequencies": "base, rotary_dim",
 }
 
@@ -81,8 +82,9 @@ def test_signatures_are_those_agreed(name):
 
 
 NAMES = """
-Angles Choice Explanation MissingBackendError QKNorm RoPE RopeConfigError RopeError apply
-apply_frequencies apply_tables clear_caches explain from_hf_config permute_weights scaling use_path
+Angles Choice Explanation LayerPlan MissingBackendError QKNorm RoPE RopeConfigError RopeError apply
+apply_frequencies apply_tables clear_caches explain from_hf_config permute_weights plan scaling
+use_path
 """
 MODULES = "angles backend choice hf integrations layers norm onnx papers positions rope testing"
 MEMBERS = """

@@ -4,7 +4,7 @@ from typing import Any
 
 from rope_xp._core.errors import RopeError
 from rope_xp._core.typing import Array
-from rope_xp._dispatch.norm import QKNorm
+from rope_xp.norm import QKNorm
 from rope_xp.rope import RoPE
 from rope_xp.scaling import Linear, Llama3
 from rope_xp.testing._box import Function
