@@ -16,7 +16,7 @@ import numpy as np
 from rope_xp._bench import formulas
 from rope_xp._bench.clock import Action
 from rope_xp._bench.inputs import BASE, HEAD_DIM, Absent, Case
-from rope_xp._core.typing import Array
+from rope_xp._core.typing import Array, Layout
 
 LAYOUTS = {"rotary_embedding_torch": "interleaved"}
 """Of those that do not rotate halves."""
@@ -71,7 +71,7 @@ def torch_onnx(case: Case) -> Action:
     return lambda: (rotate(q, cos, sin), rotate(k, cos, sin))
 
 
-def onnxruntime(case: Case) -> Action:
+def onnxruntime(case: Case, layout: Layout = "half") -> Action:
     """Return the operator of ONNX in onnxruntime, on numpy's arrays, given cos and sin."""
     if case.target.name != "numpy:cpu" or case.q.dtype != np.float32:
         msg = "onnxruntime takes arrays of numpy here, and its operator no bfloat16"
@@ -80,7 +80,8 @@ def onnxruntime(case: Case) -> Action:
     names = ["x", "cos", "sin"]
     number = importlib.import_module("onnx").TensorProto.FLOAT
     values = [onnx.make_tensor_value_info(n, number, None) for n in (*names, "y")]
-    node = onnx.make_node("RotaryEmbedding", names, ["y"])
+    interleaved = int(layout == "interleaved")
+    node = onnx.make_node("RotaryEmbedding", names, ["y"], interleaved=interleaved)
     graph = onnx.make_graph([node], "rotate", values[:3], values[3:])
     opsets = [onnx.make_opsetid("", 23)]
     model = onnx.make_model(graph, opset_imports=opsets, ir_version=10)
@@ -88,23 +89,46 @@ def onnxruntime(case: Case) -> Action:
         model.SerializeToString(), providers=["CPUExecutionProvider"]
     )
     arrays = [np.ascontiguousarray(x.transpose(0, 2, 1, 3)) for x in (case.q, case.k)]
-    tables = dict(zip(names[1:], (x[None] for x in _tables(case)), strict=True))
+    shape = (len(case.q), -1, HEAD_DIM // 2)
+    tables = dict(zip(names[1:], (x.reshape(shape) for x in _tables(case)), strict=True))
     return lambda: tuple(session.run(None, {"x": x, **tables})[0] for x in arrays)
 
 
-def engine(case: Case) -> Action:
+def mlx(case: Case, layout: Layout = "half") -> Action:
+    """Return ``mlx.core.fast.rope``, which counts positions from the first of each sequence."""
+    if case.target.name != "numpy:cpu":
+        msg = f"{case.target.name}: mlx takes arrays of its own, which are made of numpy's here"
+        raise Absent(msg)
+    mx, first = _module("mlx.core"), case.positions[..., 0]
+    bits = [np.ascontiguousarray(x.transpose(0, 2, 1, 3)) for x in (case.q, case.k)]
+    arrays = [mx.array(x.astype(np.float32)) for x in bits]
+    if case.q.dtype.name == "bfloat16":
+        arrays = [x.astype(mx.bfloat16) for x in arrays]
+    offset = mx.array(first) if first.ndim else int(first)
+    options = {"traditional": layout == "interleaved", "base": BASE, "scale": 1.0}
+    mx.eval(arrays)
+
+    def call() -> tuple[Array, ...]:
+        results = [mx.fast.rope(x, HEAD_DIM, offset=offset, **options) for x in arrays]
+        mx.eval(results)
+        return tuple(results)
+
+    return call
+
+
+def engine(case: Case, layout: Layout = "half") -> Action:
     """Return an operator in C++ as engines write them: in place, cos and sin from a cache."""
     torch, (target, q, k, positions) = _torch(case), case
     if target.name != "torch:cpu":
         msg = f"{target.name}: the operator is for CPUs"
         raise Absent(msg)
     rotate, own = _build_engine(), (target.copy(q), target.copy(k))
-    rows = positions.long()
+    rows = positions.long().flatten()
     cache = torch.zeros(int(rows.max()) + 1, HEAD_DIM)
-    cache[rows] = torch.cat([torch.from_numpy(x) for x in _tables(case)], -1)
+    cache[rows] = torch.cat([torch.from_numpy(x) for x in _tables(case)], -1).flatten(0, -2)
 
     def call() -> tuple[Array, ...]:
-        rotate(*own, rows, cache, False)
+        rotate(*own, rows, cache, layout == "interleaved")
         return own
 
     return call
@@ -127,23 +151,24 @@ def _build_engine() -> Any:
     return torch.ops.rope_xp_engine.rope.default
 
 
-RIVALS: dict[str, Callable[[Case], Action]] = {
+RIVALS: dict[str, Callable[..., Action]] = {
     "usual": usual,
     "torch_compile": torch_compile,
     "transformers": transformers,
     "rotary_embedding_torch": rotary_embedding_torch,
     "torch_onnx": torch_onnx,
     "onnxruntime": onnxruntime,
+    "mlx": mlx,
     "engine": engine,
 }
 """By name. Each makes ready what rotates q and k of a case, or raises Absent.
 
-What torch_onnx and onnxruntime return has heads before tokens, as they want it.
+What torch_onnx, onnxruntime and mlx return has heads before tokens, as they want it.
 """
 
 
 def _tables(case: Case) -> tuple[np.ndarray, np.ndarray]:
-    """Return cos and sin, (tokens, head_dim / 2), float32."""
+    """Return cos and sin, (*positions.shape, head_dim / 2), float32."""
     frequencies = BASE ** (-np.arange(0, HEAD_DIM, 2) / HEAD_DIM)
     unit = formulas.turns(case.target.fetch(case.positions), frequencies)
     return unit.real.astype(np.float32), unit.imag.astype(np.float32)

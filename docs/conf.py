@@ -27,7 +27,7 @@ author = "the rope_xp authors"
 project_copyright = f"{author}, Apache-2.0"
 release = version = rope_xp.__version__
 
-sys.path.insert(0, str(HERE))  # for mathml.py
+sys.path.insert(0, str(HERE / "tools"))  # for mathml.py
 extensions = [
     "mathml",
     "myst_nb",
@@ -110,7 +110,7 @@ def command_line_help() -> str:
 
 
 def generate(_app: Sphinx) -> None:
-    """Write what the reference quotes; docs/remake.py makes all else, which is committed."""
+    """Write what the reference quotes; docs/tools/remake.py makes all else, which is committed."""
     GENERATED.mkdir(exist_ok=True)
     (GENERATED / "command_line.txt").write_text(command_line_help(), encoding="utf-8")
 

@@ -63,6 +63,7 @@ def test_runs(few_tokens, benchmark, index, capsys):
 
 RIVALS = [
     ("numpy:cpu", "onnxruntime", "float32"),
+    ("numpy:cpu", "mlx", "float32"),
     *(
         pytest.param(
             *(target, rival, dtype),
@@ -72,7 +73,7 @@ RIVALS = [
         for target, rival, dtype in itertools.product(
             targets.NAMES, rival_calls.RIVALS, inputs.DTYPES
         )
-        if rival == "usual" or (target.startswith("torch") and rival != "onnxruntime")
+        if rival == "usual" or (target.startswith("torch") and rival not in {"mlx", "onnxruntime"})
     ),
 ]
 

@@ -10,24 +10,24 @@ pytest.importorskip("mpmath")
 pytest.importorskip("torch")
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-sys.path.insert(0, str(DOCS))
+sys.path.insert(0, str(DOCS / "tools"))
 
-import compare_table  # noqa: E402  # its folder was put on the path above
+import package_errors  # noqa: E402  # its folder was put on the path above
 
 PAGE = (DOCS / "compare.md").read_text("utf-8")
 
 
-@pytest.mark.parametrize("name", compare_table.PACKAGES)
+@pytest.mark.parametrize("name", package_errors.PACKAGES)
 def test_errors_are_those_of_the_page(name: str) -> None:
-    if name not in compare_table.installed():
+    if name not in package_errors.installed():
         pytest.skip(f"{name} is not installed")
     version = "" if name == "rope-xp" else f" {importlib.metadata.version(name)}"
     lines = [line for line in PAGE.splitlines() if line.startswith(f"| {name}{version} | ")]
     (errors,) = (line.strip("| ").split(" | ")[1:] for line in lines if "e-" in line)
-    tables = compare_table.PACKAGES[name][1]()
+    tables = package_errors.PACKAGES[name][1]()
     # At a million positions equinox and torchtune make whole tables of gigabytes.
-    stops = list(compare_table.ENDS.values())[: 2 if name in {"equinox", "torchtune"} else 3]
-    assert [compare_table.error(tables, end) for end in stops] == errors[: len(stops)]
+    stops = list(package_errors.ENDS.values())[: 2 if name in {"equinox", "torchtune"} else 3]
+    assert [package_errors.error(tables, end) for end in stops] == errors[: len(stops)]
 
 
 def test_rows_are_as_wide_as_their_heads() -> None:

@@ -1,6 +1,6 @@
 """Measure cos and sin of other packages against mpmath and print the errors as a Markdown table.
 
-    python docs/compare_table.py
+    python docs/tools/package_errors.py
 
 For every package that is installed, the largest error of any cos or sin among 256 consecutive
 positions and all pairs of a head of 128 components, base 10000, float32, as its own code has it.

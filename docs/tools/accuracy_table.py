@@ -1,6 +1,6 @@
 """Measure cos and sin tables against mpmath and print the errors as a Markdown table.
 
-    python docs/accuracy_table.py
+    python docs/tools/accuracy_table.py
 
 For every library that is installed, the largest error of any cos or sin among 256 consecutive
 positions and all pairs of a head of 128 components, base 10000. "float32 product" is the usual

@@ -1,6 +1,6 @@
 """Compile a rotation of ten million tokens for many devices, and print what each would hold.
 
-    python docs/context_parallel.py
+    python docs/tools/memory_per_device.py
 
 Nothing of that size is allocated: XLA compiles for as many simulated devices and tells how many
 bytes each needs. What one device does is then timed, at the first and at the last positions.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rope_xp._cli import plots
 
-PAGE = Path(__file__).with_name("speed.md")
+PAGE = Path(__file__).parents[1] / "speed.md"
 ROW = re.compile(r"^\| (\w+ \w+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", re.MULTILINE)
 COLOURS = {"rope_xp": "#0072B2", "usual formula": "#E69F00"}
 

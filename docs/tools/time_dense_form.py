@@ -1,6 +1,6 @@
 """Time the two forms of RoFormer's rotation, and print what they take as a Markdown table.
 
-    python docs/paper_dense.py
+    python docs/tools/time_dense_form.py
 
 The dense form multiplies the heads of each token by the matrix of its position (eq. 15), the other
 form multiplies element by element (eq. 34). 512 tokens of 8 heads, float32 in numpy. Matrices and

@@ -1,6 +1,6 @@
 """Draw every picture of the pages, and write what is made of code or data into them.
 
-    python docs/remake.py [--check]
+    python docs/tools/remake.py [--check]
 
 Pictures go to docs/drawn. In a page, what stands between ``<!-- made: WHAT -->`` and
 ``<!-- end -->`` is made: a table of TABLES, or a part of an example. Both are committed, so that
@@ -16,9 +16,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-DRAWN = HERE / "drawn"
-sys.path[:0] = [str(HERE), str(HERE / "examples")]
+TOOLS = Path(__file__).resolve().parent
+PAGES = TOOLS.parent
+DRAWN = PAGES / "drawn"
+sys.path[:0] = [str(TOOLS), str(PAGES / "examples")]
 
 import accuracy_table
 import architecture_picture
@@ -33,8 +34,8 @@ import rule_pictures
 import speed_picture
 import tiny_results
 
-NEEDLE = json.loads((HERE / "needle.json").read_text("utf-8"))
-TINY = json.loads((HERE / "train_tiny.json").read_text("utf-8"))
+NEEDLE = json.loads((TOOLS / "needle.json").read_text("utf-8"))
+TINY = json.loads((TOOLS / "train_tiny.json").read_text("utf-8"))
 TABLES = {
     "accuracy": accuracy_table.table,
     "history": history_pictures.table,
@@ -68,7 +69,7 @@ def made(what: str) -> str:
     if not part:
         return TABLES[what]()
     path, start, end = part.groups()
-    text = (HERE / path).read_text("utf-8")
+    text = (PAGES / path).read_text("utf-8")
     first = text.index(f"\n{start}")
     last = text.index(f"\n{end}", first + 1)
     return f"```python\n{text[first:last].strip()}\n```\n"
@@ -85,7 +86,7 @@ def files() -> dict[Path, bytes]:
     with tempfile.TemporaryDirectory() as folder:
         draw(Path(folder))
         held = {DRAWN / path.name: path.read_bytes() for path in Path(folder).iterdir()}
-    for page in sorted(HERE.glob("*.md")):
+    for page in sorted(PAGES.glob("*.md")):
         text = page.read_text("utf-8")
         if MADE.search(text):
             held[page] = with_made(text).encode()
@@ -100,7 +101,7 @@ def main(*, check: bool) -> int:
         path for path, held in wanted.items() if not path.exists() or path.read_bytes() != held
     ]
     for path in stale:
-        print(path.relative_to(HERE.parent))
+        print(path.relative_to(PAGES.parent))
         if not check:
             _write(path, wanted.get(path))
     return int(check and bool(stale))

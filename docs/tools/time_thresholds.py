@@ -1,6 +1,6 @@
 """Print the tables behind the thresholds of the CPU paths, as in docs/speed_details.md.
 
-    python docs/thresholds.py
+    python docs/tools/time_thresholds.py
 
 Set a constant to the size from which on the choice that it guards is the better one here.
 """

@@ -1,6 +1,6 @@
 """Print what inexact angles do to attention scores, and how far engines drift apart, as Markdown.
 
-    python docs/score_errors.py
+    python docs/tools/score_errors.py
 
 A score is q . k / sqrt(head_dim) of normally distributed q and k, so scores have a standard
 deviation of 1. Errors are root mean squares against float64. Half of the keys lie within 512 tokens

@@ -1,4 +1,4 @@
-"""Check the prose of the pages: ``python docs/check_words.py`` prints findings and exits with 1.
+"""Check the prose of the pages: ``check_words.py`` prints findings and exits with 1.
 
 proselint reads each page without code and formulae. WORDS must appear neither in a page nor in a
 docstring or message of FOLDERS. The pages that newcomers read first have short sentences.
@@ -21,7 +21,7 @@ from proselint.config import DEFAULT
 from proselint.registry import CheckRegistry
 from proselint.tools import LintFile
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("backends/*.md")])
 PAGES += sorted(ROOT.glob("docs/notebooks/*.ipynb"))
 FOLDERS = ("rope_xp", "backends", "asv_benchmarks")
