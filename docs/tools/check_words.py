@@ -23,6 +23,7 @@ from proselint.tools import LintFile
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("backends/*.md")])
+PAGES += sorted(ROOT.glob("docs/background/*.md"))
 PAGES += sorted(ROOT.glob("docs/notebooks/*.ipynb"))
 FOLDERS = ("rope_xp", "backends", "asv_benchmarks")
 SHORT = {ROOT / "README.md", *ROOT.glob("docs/start*.md")}

@@ -86,7 +86,7 @@ def files() -> dict[Path, bytes]:
     with tempfile.TemporaryDirectory() as folder:
         draw(Path(folder))
         held = {DRAWN / path.name: path.read_bytes() for path in Path(folder).iterdir()}
-    for page in sorted(PAGES.glob("*.md")):
+    for page in sorted([*PAGES.glob("*.md"), *PAGES.glob("background/*.md")]):
         text = page.read_text("utf-8")
         if MADE.search(text):
             held[page] = with_made(text).encode()
