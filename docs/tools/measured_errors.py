@@ -84,6 +84,7 @@ def patched() -> Rows:
     config = LlamaConfig(
         vocab_size=128, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=2**20,
+        initializer_range=0.2,
         attn_implementation="eager",
     )  # fmt: skip
     model = LlamaForCausalLM(config).eval()

@@ -3,9 +3,9 @@
     python docs/tools/remake.py [--check]
 
 Pictures go to docs/drawn. In a page, what stands between ``<!-- made: WHAT -->`` and
-``<!-- end -->`` is made: a table of TABLES, or a part of an example. Both are committed, so that
-pages can be read where they lie. With --check nothing is written; the exit status is 1 if anything
-would be.
+``<!-- end -->`` is made: a table of TABLES, or a part of an example. So is a measured figure before
+``<!-- from: WHAT -->``, which figures.py describes. All are committed, so that pages can be read
+where they lie. With --check nothing is written; the exit status is 1 if anything would be.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from pathlib import Path
 
 TOOLS = Path(__file__).resolve().parent
 PAGES = TOOLS.parent
+ROOT = PAGES.parent
 DRAWN = PAGES / "drawn"
 sys.path[:0] = [str(TOOLS), str(PAGES / "examples")]
 
-import accuracy_table
 import architecture_picture
+import figure_tables
+import figures
 import history_pictures
 import libraries_table
 import needle
@@ -37,13 +39,18 @@ import tiny_results
 NEEDLE = json.loads((TOOLS / "needle.json").read_text("utf-8"))
 TINY = json.loads((TOOLS / "train_tiny.json").read_text("utf-8"))
 TABLES = {
-    "accuracy": accuracy_table.table,
+    **figure_tables.TABLES,
     "history": history_pictures.table,
     "libraries": libraries_table.table,
     "needle": lambda: needle.format_markdown(NEEDLE),
     "train_tiny": lambda: tiny_results.markdown(TINY),
 }
 MADE = re.compile(r"(<!-- made: (.+) -->\n)(?:.*\n)*?(<!-- end -->)")
+FIGURE = re.compile(
+    r"\d[\d.,]*(?:e-\d+)?(?: to [\d.,]+(?:e-\d+)?)?(?: (?:ms|us|MiB))?(<!-- from:\s+(.+?) -->)",
+    re.DOTALL,
+)
+"""A figure or a range, its unit, and where they come from."""
 PART = re.compile(r'(\S+), from "(.+)" to "(.+)"')
 
 
@@ -76,9 +83,13 @@ def made(what: str) -> str:
 
 
 def with_made(page: str) -> str:
-    """Return a page with everything between marks made anew."""
+    """Return a page with everything between marks, and every figure before one, made anew."""
+    if page.count("<!-- from:") != len(FIGURE.findall(page)):
+        lost = re.findall(r"[^\n]{,40}<!-- from:[^\n]*", FIGURE.sub("", page))
+        raise ValueError(f"no figure right before {lost}")
     # Blank lines, or Markdown takes what follows for a part of the comment.
-    return MADE.sub(lambda found: f"{found[1]}\n{made(found[2])}\n{found[3]}", page)
+    page = MADE.sub(lambda found: f"{found[1]}\n{made(found[2])}\n{found[3]}", page)
+    return FIGURE.sub(lambda found: f"{figures.say(found[2])}{found[1]}", page)
 
 
 def files() -> dict[Path, bytes]:
@@ -86,9 +97,9 @@ def files() -> dict[Path, bytes]:
     with tempfile.TemporaryDirectory() as folder:
         draw(Path(folder))
         held = {DRAWN / path.name: path.read_bytes() for path in Path(folder).iterdir()}
-    for page in sorted([*PAGES.glob("*.md"), *PAGES.glob("background/*.md")]):
+    for page in sorted([*ROOT.glob("*.md"), *PAGES.glob("*.md"), *PAGES.glob("background/*.md")]):
         text = page.read_text("utf-8")
-        if MADE.search(text):
+        if MADE.search(text) or "<!-- from:" in text:
             held[page] = with_made(text).encode()
     return held
 

@@ -1,0 +1,76 @@
+"""Read docs/measurements.json, and say its figures and ratios as pages show them.
+
+A figure is named by group, row and column: "one_token, torch, new". Two columns are a ratio of
+times, the first over the second: "one_token, torch, formula / new". Several, with a semicolon
+between them, are a range from the least to the most.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+FILE = Path(__file__).resolve().parents[1] / "measurements.json"
+MEASURED: dict[str, Any] = json.loads(FILE.read_text("utf-8"))
+ERRORS = ("accuracy", "packages", "scores", "drift", "moves", "frequencies", "patched")
+
+
+def rows(group: str) -> dict[str, dict[str, float]]:
+    """Return the figures of a group."""
+    found: dict[str, dict[str, float]] = MEASURED[group]["rows"]
+    return found
+
+
+def find(name: str) -> tuple[float, str]:
+    """Return a figure or ratio and its unit; raise KeyError if the file has none of this name."""
+    group, row, column = _split(name)
+    held = rows(group)[row]
+    if " / " in column:
+        over, under = column.split(" / ")
+        return held[over] / held[under], ""
+    return held[column], MEASURED[group]["unit"]
+
+
+def _split(name: str) -> tuple[str, str, str]:
+    """Return group, row and column; a row may have commas of its own."""
+    group, _, rest = name.partition(", ")
+    row, _, column = rest.rpartition(", ")
+    return group, row, column
+
+
+def say(name: str) -> str:
+    """Return a figure, or a range of figures, in two digits and with its unit."""
+    found = sorted(find(" ".join(part.split())) for part in name.split(";"))
+    (least, unit), (most, _) = found[0], found[-1]
+    # Errors and small shares as powers of ten, times in digits.
+    form = error if name.partition(",")[0] in ERRORS and not unit and " / " not in name else two
+    texts = dict.fromkeys((form(least), form(most)))
+    return " ".join([" to ".join(texts), unit]).strip()
+
+
+def two(figure: float) -> str:
+    """Return a figure in two digits, or all digits before its point."""
+    if figure >= 100:
+        return f"{float(f'{figure:.2g}'):.0f}"
+    return f"{figure:#.2g}".rstrip(".")
+
+
+def error(figure: float) -> str:
+    """Return an error in two digits, such as 1.2e-7."""
+    if figure == 0:
+        return "0"
+    return f"{figure:.1e}".replace("e-0", "e-").replace("e+00", "")
+
+
+def tell_machine(group: str) -> str:
+    """Return the machine, date and versions of a group as a sentence for a page."""
+    held = MEASURED[group]
+    machine, versions = held["machine"], dict(held["versions"])
+    python = versions.pop("python")
+    packages = ", ".join(f"{name} {re.split(r'[+]', v)[0]}" for name, v in versions.items())
+    return (
+        f"{machine['processor']} with {machine['vectors']}, {machine['cores']} cores, "
+        f"{machine['system']}, Python {python}; {packages}. Measured on {held['date']}.\n"
+    )
