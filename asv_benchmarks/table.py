@@ -1,4 +1,4 @@
-"""Print the tables of docs/speed_details.md: milliseconds and ratios on the CPU, and one token.
+"""Print the tables of docs/benchmarks.md: milliseconds and ratios on the CPU, and one token.
 
     python -m asv_benchmarks.table
     taskset -c 0 python -m asv_benchmarks.table --decode

@@ -9,6 +9,7 @@ import io
 import re
 import sys
 import textwrap
+import tomllib
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -74,11 +75,12 @@ nitpick_ignore_regex = [("py:class", r"(collections|numpy|onnx|torch)\..+|ArrayL
 PAGES = {
     "contributing": ROOT / "CONTRIBUTING.md",
     "changelog": ROOT / "CHANGELOG.md",
-    "releasing": ROOT / "RELEASING.md",
-    "security": ROOT / "SECURITY.md",
     "add_a_backend": ROOT / "backends" / "README.md",
 }
 LINKS = {path.relative_to(ROOT).as_posix(): f"{name}.md" for name, path in PAGES.items()}
+# Maintainers read these in the repository.
+SOURCE = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["urls"]["Source"]
+LINKS |= {name: f"{SOURCE}/blob/main/{name}" for name in ("RELEASING.md", "SECURITY.md")}
 
 FIGURE = re.compile(r"(?<=\| )([\d.]+e-)(\d+)(?= \|)")
 NAME = re.compile(r"\[`([\w.]+)`\]\((?:\.\./)?api\.md(?:#[\w-]+)?\)")

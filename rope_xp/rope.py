@@ -24,7 +24,7 @@ class RoPE(RopeFields):
 
     At position p, the pair i of a head's components turns by the angle ``p * frequencies[i]`` (Su
     et al., "RoFormer", arXiv 2104.09864, eq. 14-16 and 34). A RoPE holds no arrays and no state; it
-    is hashable and picklable. All its methods raise errors as :meth:`apply` does.
+    is hashable and picklable. Every method validates its arguments as :meth:`apply` does.
 
     Parameters
     ----------
