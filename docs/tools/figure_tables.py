@@ -273,6 +273,31 @@ def mlx() -> str:
     return markdown(("us", "one token", "512 tokens"), lines)
 
 
+def cliffs() -> str:
+    """Return cases beside their neighbours, in bold what is less than half as fast."""
+    lines = []
+    for name, held in rows("cliffs").items():
+        limit = 1.0 if name.endswith("the formula") else 0.5
+        told = (
+            (f"**{two(held[key])}**" if held[key] < limit else two(held[key]))
+            if key in held
+            else ""
+            for key in ("numpy", "torch")
+        )
+        lines.append((name, *told))
+    return markdown(("times as fast", "numpy", "torch"), lines)
+
+
+def noise() -> str:
+    """Return the spread of asv's figures, the largest first."""
+    found = sorted(rows("noise").items(), key=lambda row: -row[1]["max"] / row[1]["min"])
+    lines = [
+        (f"`{name}`", *(f"{held[key]:.3g}" for key in held), f"{held['max'] / held['min']:.2f}")
+        for name, held in found
+    ]
+    return markdown(("", "min", "median", "max", "max / min"), lines)
+
+
 def dense_form() -> str:
     """Return the dense form and eq. 34, with the memory of 512 matrices and tables of float32."""
     lines = []
@@ -371,6 +396,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "accuracy": accuracy,
     "angles": angles,
     "chunks": chunks,
+    "cliffs": cliffs,
     "dense form": dense_form,
     "drift": lambda: _errors("", "drift"),
     "engines": engines,
@@ -382,6 +408,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "mlx": mlx,
     "moves": moves,
     "new memory": new_memory,
+    "noise": noise,
     "norm": norm,
     "one token": one_token,
     "packages": lambda: _errors("largest error of cos and sin, positions up to", "packages"),

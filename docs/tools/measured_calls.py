@@ -14,7 +14,7 @@ import numpy as np
 from measured_group import Group, Rows, shortest
 
 import rope_xp
-from asv_benchmarks import common, contenders, gradients, in_graph, rival_calls
+from asv_benchmarks import common, contenders, gradients, rival_calls
 from asv_benchmarks import norm as norms
 from asv_benchmarks.paths import use_path
 from rope_xp._bench import formulas, inputs
@@ -228,121 +228,6 @@ def limits() -> Rows:
     return rows
 
 
-def angles() -> Rows:
-    """Return microseconds of 32 layers, by positions and by angles that are made once."""
-    rope, rows = rope_xp.RoPE(base=BASE, layout="half"), {}
-
-    def by_positions(q: Any, k: Any, positions: Any) -> tuple[Any, ...]:
-        for _ in range(31):
-            rope.apply(q, k, positions)
-        return rope.apply(q, k, positions)
-
-    def by_angles(q: Any, k: Any, positions: Any) -> tuple[Any, ...]:
-        made = rope.at(positions, like=q)
-        for _ in range(31):
-            made.apply(q, k)
-        return made.apply(q, k)
-
-    for library in LIBRARIES[:2]:
-        for tokens in (1, 512):
-            target, *arrays = common.case(f"{library}:cpu", tokens)
-            calls = {"apply": partial(by_positions, *arrays), "at": partial(by_angles, *arrays)}
-            rows[f"{library}, {tokens}"] = shortest(target, calls, "us")
-    return rows
-
-
-def positions() -> Rows:
-    """Return microseconds of 512 tokens at position 0 and at ten million."""
-    rope, rows = rope_xp.RoPE(base=BASE, layout="half"), {}
-    for library in LIBRARIES[:2]:
-        target, q, k, near = common.case(f"{library}:cpu", 512)
-        far = target.put(np.arange(10**7, 10**7 + 512))
-        calls = {"near": partial(rope.apply, q, k, near), "far": partial(rope.apply, q, k, far)}
-        rows[library] = shortest(target, calls, "us")
-    return rows
-
-
-def layers() -> Rows:
-    """Return microseconds of one token by a layer of each framework, and by rope.apply."""
-    from importlib import import_module
-
-    rope, rows = rope_xp.RoPE(base=BASE, layout="half"), {}
-    for framework, library in (
-        ("torch", "torch"),
-        ("flax", "jax"),
-        ("equinox", "jax"),
-        ("keras", "torch"),
-    ):
-        case = common.case(f"{library}:cpu", 1, common.POSITION)
-        target, q, k, at = case
-        if framework == "keras":
-            import os
-
-            os.environ.setdefault("KERAS_BACKEND", "torch")
-        layer = import_module(f"rope_xp.layers.{framework}").Rotary(rope)
-        calls = {"layer": partial(layer, q, k, at), "apply": partial(rope.apply, q, k, at)}
-        if framework == "keras":
-            empty = import_module("keras").layers.Identity()
-            calls["empty layer"] = lambda empty=empty, q=q: (empty(q),)
-        rows[framework] = shortest(target, calls, "us")
-    return rows
-
-
-def mlx() -> Rows:
-    """Return microseconds of one array of 32 heads in mlx."""
-    import mlx.core as mx
-
-    target, rows = inputs.find("numpy:cpu"), {}
-    rope = rope_xp.RoPE(base=BASE, layout="half")
-    for tokens in (1, 512):
-        x, at = mx.array(np.ones((1, 32, tokens, HEAD_DIM), np.float32)), mx.arange(tokens)
-        eager = partial(rope.rotate, axes="bhsd")
-        functions = {
-            "fast": lambda x, _: mx.fast.rope(
-                x, HEAD_DIM, traditional=False, base=BASE, scale=1.0, offset=0
-            ),
-            "compiled": mx.compile(eager),
-            "eager": eager,
-        }
-
-        def run(function: Callable[..., Any], x: Any = x, at: Any = at) -> tuple[Any, ...]:
-            y = function(x, at)
-            mx.eval(y)
-            return (y,)
-
-        rows[str(tokens)] = shortest(
-            target, {k: partial(run, f) for k, f in functions.items()}, "us"
-        )
-    return rows
-
-
-def in_graphs() -> Rows:
-    """Return microseconds of one rotation more in a graph of torch.compile."""
-    paths = ("llvm", "portable", None)
-    cells = [in_graph.Cell(call, path) for path in paths for call in ("apply", "angles")]
-    *ours, usual = in_graph.microseconds([*cells, in_graph.Cell("usual", None)])
-    rows = {
-        path or "chosen": {"positions": ours[2 * i], "angles": ours[2 * i + 1]}
-        for i, path in enumerate(paths)
-    }
-    return {**rows, "formula": {"positions": usual}}
-
-
-def dense_form() -> Rows:
-    """Return milliseconds of the dense form of the paper and of eq. 34."""
-    import time_dense_form
-
-    return time_dense_form.rows()
-
-
-def thresholds() -> Rows:
-    """Return microseconds on both sides of each threshold."""
-    import time_thresholds
-
-    return time_thresholds.rows()
-
-
-IN_GRAPH = "the shortest of 27 turns of nine rotations, less that of one, by eight"
 GROUPS: dict[str, Group] = {
     "prefill_numpy": Group("ms", partial(prefill, "numpy", "float32", "float16", "bfloat16")),
     "prefill_torch": Group("ms", partial(prefill, "torch", "float32", "bfloat16")),
@@ -353,11 +238,4 @@ GROUPS: dict[str, Group] = {
     "one_token": Group("us", one_token),
     "engines": Group("us", engines),
     "limits": Group("us", limits),
-    "angles": Group("us", angles),
-    "positions": Group("us", positions),
-    "layers": Group("us", layers),
-    "mlx": Group("us", mlx),
-    "in_graphs": Group("us", in_graphs, IN_GRAPH),
-    "dense_form": Group("ms", dense_form, "the shortest of 100 turns"),
-    "thresholds": Group("us", thresholds, "the shortest of 15 turns"),
 }

@@ -29,6 +29,8 @@ class Group:
     statistic: str = BEST
     keeps_absent: bool = False
     """Whether rows stay in the file that cannot be measured here, as a package is missing."""
+    by_default: bool = True
+    """Whether it is measured unless --only names another: not what takes half an hour."""
 
 
 def shortest(target: Target, calls: Mapping[str, Action], unit: str) -> dict[str, float]:

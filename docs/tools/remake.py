@@ -35,6 +35,7 @@ import position_pictures
 import rule_pictures
 import speed_picture
 import tiny_results
+from marks import FIGURE, MADE
 
 NEEDLE = json.loads((TOOLS / "needle.json").read_text("utf-8"))
 TINY = json.loads((TOOLS / "train_tiny.json").read_text("utf-8"))
@@ -45,12 +46,6 @@ TABLES = {
     "needle": lambda: needle.format_markdown(NEEDLE),
     "train_tiny": lambda: tiny_results.markdown(TINY),
 }
-MADE = re.compile(r"(<!-- made: (.+) -->\n)(?:.*\n)*?(<!-- end -->)")
-FIGURE = re.compile(
-    r"\d[\d.,]*(?:e-\d+)?(?: to [\d.,]+(?:e-\d+)?)?(?: (?:ms|us|MiB))?(<!-- from:\s+(.+?) -->)",
-    re.DOTALL,
-)
-"""A figure or a range, its unit, and where they come from."""
 PART = re.compile(r'(\S+), from "(.+)" to "(.+)"')
 
 
