@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from figures import error, rows, two
+from figures import describe, error, rows, two
 
 PREFILL = {
     f"{library} {dtype}": (f"prefill_{library}", dtype)
@@ -405,6 +405,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "in graphs": in_graphs,
     "layers": layers,
     "limits": limits,
+    "machine": lambda: describe("prefill_torch"),
     "mlx": mlx,
     "moves": moves,
     "new memory": new_memory,

@@ -8,7 +8,6 @@ between them, are a range from the least to the most.
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -64,13 +63,7 @@ def error(figure: float) -> str:
     return f"{figure:.1e}".replace("e-0", "e-").replace("e+00", "")
 
 
-def tell_machine(group: str) -> str:
-    """Return the machine, date and versions of a group as a sentence for a page."""
+def describe(group: str) -> str:
+    """Return where, when and with what a group was measured, as a sentence of a page."""
     held = MEASURED[group]
-    machine, versions = held["machine"], dict(held["versions"])
-    python = versions.pop("python")
-    packages = ", ".join(f"{name} {re.split(r'[+]', v)[0]}" for name, v in versions.items())
-    return (
-        f"{machine['processor']} with {machine['vectors']}, {machine['cores']} cores, "
-        f"{machine['system']}, Python {python}; {packages}. Measured on {held['date']}.\n"
-    )
+    return f"{held['machine']}; {held['versions']}. Measured on {held['date']}.\n"

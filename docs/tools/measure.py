@@ -46,29 +46,25 @@ PACKAGES = (
     *("numpy", "torch", "jax", "llvmlite", "transformers", "rotary-embedding-torch"),
     *("onnxruntime", "mlx", "flax", "equinox", "keras"),
 )
+VECTORS = {"AVX-512": "avx512f", "AVX-512 BF16": "avx512_bf16"}
 
 
-def describe_machine() -> dict[str, str]:
-    """Return the processor, its cores that may be used, and the system."""
+def describe_machine() -> str:
+    """Return the processor, its widest vectors, the cores that may be used, and the system."""
     cpu = Path("/proc/cpuinfo").read_text("utf-8") if Path("/proc/cpuinfo").exists() else ""
     found = dict(re.findall(r"^(.+?)\s*: (.+)$", cpu, re.MULTILINE))
-    names = [found.get("model name", platform.processor())]
-    names += [f"{key} {found[key]}" for key in ("cpu family", "model") if key in found]
-    return {
-        "processor": ", ".join(names),
-        "vectors": "AVX-512" if "avx512f" in found.get("flags", "") else "AVX2",
-        "cores": str(len(os.sched_getaffinity(0))),
-        "system": f"{platform.system()} {platform.machine()}",
-    }
+    parts = [found.get("model name", platform.processor())]
+    parts += [f"{key} {found[key]}" for key in ("cpu family", "model") if key in found]
+    parts += [name for name, flag in VECTORS.items() if flag in found.get("flags", "").split()]
+    parts += [f"{len(os.sched_getaffinity(0))} cores", f"{platform.system()} {platform.machine()}"]
+    return ", ".join(parts)
 
 
-def find_versions() -> dict[str, str]:
+def find_versions() -> str:
     """Return the versions of Python and of what figures depend on."""
-    installed = {}
-    for name in PACKAGES:
-        if importlib.util.find_spec(name.replace("-", "_")):
-            installed[name] = importlib.metadata.version(name)
-    return {"python": platform.python_version(), **installed}
+    installed = [name for name in PACKAGES if importlib.util.find_spec(name.replace("-", "_"))]
+    found = [f"{name} {importlib.metadata.version(name).partition('+')[0]}" for name in installed]
+    return ", ".join([f"Python {platform.python_version()}", *found])
 
 
 def measure(name: str) -> Rows:
@@ -89,7 +85,12 @@ def measure_apart(name: str) -> Rows:
 def record(name: str, rows: Rows, held: dict[str, Any]) -> dict[str, Any]:
     """Return what the file is to hold of a group."""
     group = GROUPS[name]
-    kept = held.get("rows", {}) if group.keeps_absent else {}
+    measured = {row.split()[0] for row in rows}
+    kept = {
+        row: figures
+        for row, figures in held.get("rows", {}).items()
+        if group.keeps_absent and row.split()[0] not in measured
+    }
     return {
         "unit": group.unit,
         "statistic": group.statistic,
@@ -116,6 +117,12 @@ def read() -> dict[str, Any]:
     return json.loads(FILE.read_text("utf-8")) if FILE.exists() else {}
 
 
+def print_json(held: dict[str, Any]) -> str:
+    """Return the file's text, with a row on each line."""
+    text = json.dumps(held, indent=1)
+    return re.sub(r"\{[^{}]*\}", lambda row: " ".join(row[0].split()), text) + "\n"
+
+
 def main() -> int:
     """Measure and write, or compare; return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -127,8 +134,8 @@ def main() -> int:
     if options.list:
         print(*GROUPS, sep="\n")
         return 0
-    held = read()
     if options.check:
+        held = read()
         found = [
             difference
             for name in options.check
@@ -138,9 +145,11 @@ def main() -> int:
         return int(bool(found))
     for name in options.only:
         start = time.perf_counter()
-        held[name] = record(name, measure_apart(name), held.get(name, {}))
+        rows = measure_apart(name)
+        held = read()
+        held[name] = record(name, rows, held.get(name, {}))
         ordered = {known: held[known] for known in GROUPS if known in held}
-        FILE.write_text(json.dumps(ordered, indent=1) + "\n", "utf-8")
+        FILE.write_text(print_json(ordered), "utf-8")
         print(f"{name}: {time.perf_counter() - start:.0f} s", flush=True)
     return 0
 
