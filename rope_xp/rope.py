@@ -231,8 +231,8 @@ class RoPE(RopeFields):
         """Move rotated keys to other positions, optionally onto another RoPE.
 
         Both rotations are composed into one table, so x is rounded once. After 1,000 moves, float32
-        keys are off by 4e-5 of the largest one; with ``slots``, which uses float64 if the library
-        has it, by 1e-5. Move bfloat16 keys rarely, in large steps; see :doc:`/caches`.
+        keys are off by at most 1e-4 of the largest one; with ``slots``, which uses float64 if the
+        library has it, by 1e-5. Move bfloat16 keys rarely, in large steps; see :doc:`/caches`.
 
         Parameters
         ----------

@@ -11,6 +11,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+NAMED = {
+    "all speeds": "; ".join(
+        f"prefill_{library}, {dtype}, formula / new"
+        for library, dtype in (
+            *(("torch", "float32"), ("torch", "bfloat16")),
+            *(("numpy", "float32"), ("numpy", "bfloat16"), ("jax", "float32")),
+        )
+    ),
+}
+"""Ranges that pages name in a word: the ratios of README's table."""
 FILE = Path(__file__).resolve().parents[1] / "measurements.json"
 MEASURED: dict[str, Any] = json.loads(FILE.read_text("utf-8"))
 ERRORS = ("accuracy", "packages", "scores", "drift", "moves", "frequencies", "patched")
@@ -41,7 +51,8 @@ def _split(name: str) -> tuple[str, str, str]:
 
 def say(name: str) -> str:
     """Return a figure, or a range of figures, in two digits and with its unit."""
-    found = sorted(find(" ".join(part.split())) for part in name.split(";"))
+    name = " ".join(name.split())
+    found = sorted(find(part.strip()) for part in NAMED.get(name, name).split(";"))
     (least, unit), (most, _) = found[0], found[-1]
     # Errors and small shares as powers of ten, times in digits.
     form = error if name.partition(",")[0] in ERRORS and not unit and " / " not in name else two
@@ -51,9 +62,8 @@ def say(name: str) -> str:
 
 def two(figure: float) -> str:
     """Return a figure in two digits, or all digits before its point."""
-    if figure >= 100:
-        return f"{float(f'{figure:.2g}'):.0f}"
-    return f"{figure:#.2g}".rstrip(".")
+    rounded = float(f"{figure:.2g}")
+    return f"{rounded:.0f}" if rounded >= 10 else f"{rounded:#.2g}"
 
 
 def error(figure: float) -> str:

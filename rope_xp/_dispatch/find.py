@@ -2,7 +2,7 @@
 
 - No framework is imported: an array of torch exists only if torch is in ``sys.modules`` already.
 - A framework may be missing or broken without effect on others.
-- A known type takes one dict lookup, 30 ns. ``array_namespace`` takes 1 us, entry points 2.5 ms.
+- A known type takes one dict lookup. ``array_namespace`` takes longer, entry points the longest.
 - torch.compile traces this module, so it has no ``lru_cache``, no ``ContextVar``, and no write to a
   dict that Dynamo guards on.
 """
