@@ -382,6 +382,16 @@ def frequencies() -> str:
     return markdown(("", "error of cos and sin, at position 10**6"), lines)
 
 
+def devices() -> str:
+    """Return what each device holds of 10,485,760 tokens."""
+    lines = []
+    for count, held in rows("devices").items():
+        sizes = (f"{held[key]:.0f} MiB" for key in ("q and k", "extra"))
+        lines.append((count, str(10 * 2**20 // int(count)), *sizes, f"{held['collectives']:.0f}"))
+    heads = ("devices", "tokens per device", "q and k per device", "extra memory, at most")
+    return markdown((*heads, "collectives"), lines)
+
+
 def peak() -> str:
     """Return the peak of a call."""
     found = rows("peak")
@@ -398,6 +408,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "chunks": chunks,
     "cliffs": cliffs,
     "dense form": dense_form,
+    "devices": devices,
     "drift": lambda: _errors("", "drift"),
     "engines": engines,
     "frequencies": frequencies,

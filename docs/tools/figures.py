@@ -1,8 +1,8 @@
 """Read docs/measurements.json, and say its figures and ratios as pages show them.
 
-A figure is named by group, row and column: "one_token, torch, new". Two columns are a ratio of
-times, the first over the second: "one_token, torch, formula / new". Several, with a semicolon
-between them, are a range from the least to the most.
+A figure is named by group, row and column: "one_token, torch, new". Two columns are a ratio, the
+first over the second: "one_token, torch, formula / new"; so are two figures with "over" between
+them. Several, with a semicolon between them, are a range from the least to the most.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NAMED = {
 """Ranges that pages name in a word: the ratios of README's table."""
 FILE = Path(__file__).resolve().parents[1] / "measurements.json"
 MEASURED: dict[str, Any] = json.loads(FILE.read_text("utf-8"))
-ERRORS = ("accuracy", "packages", "scores", "drift", "moves", "frequencies", "patched")
+ERRORS = ("accuracy", "packages", "scores", "drift", "moves", "frequencies", "edges", "patched")
 
 
 def rows(group: str) -> dict[str, dict[str, float]]:
@@ -34,6 +34,9 @@ def rows(group: str) -> dict[str, dict[str, float]]:
 
 def find(name: str) -> tuple[float, str]:
     """Return a figure or ratio and its unit; raise KeyError if the file has none of this name."""
+    if " over " in name:
+        over, under = (find(part)[0] for part in name.split(" over "))
+        return over / under, ""
     group, row, column = _split(name)
     held = rows(group)[row]
     if " / " in column:
@@ -54,8 +57,8 @@ def say(name: str) -> str:
     name = " ".join(name.split())
     found = sorted(find(part.strip()) for part in NAMED.get(name, name).split(";"))
     (least, unit), (most, _) = found[0], found[-1]
-    # Errors and small shares as powers of ten, times in digits.
-    form = error if name.partition(",")[0] in ERRORS and not unit and " / " not in name else two
+    is_ratio = " / " in name or " over " in name
+    form = error if name.partition(",")[0] in ERRORS and not is_ratio else two
     texts = dict.fromkeys((form(least), form(most)))
     return " ".join([" to ".join(texts), unit]).strip()
 
@@ -63,7 +66,9 @@ def say(name: str) -> str:
 def two(figure: float) -> str:
     """Return a figure in two digits, or all digits before its point."""
     rounded = float(f"{figure:.2g}")
-    return f"{rounded:.0f}" if rounded >= 10 else f"{rounded:#.2g}"
+    if rounded < 10:
+        return f"{rounded:#.2g}"
+    return f"{rounded:,.0f}" if rounded >= 10_000 else f"{rounded:.0f}"
 
 
 def error(figure: float) -> str:

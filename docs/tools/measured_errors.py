@@ -73,6 +73,28 @@ def frequencies() -> Rows:
     return rows
 
 
+def edges() -> Rows:
+    """Return errors of cos and sin: float64 below 2**31, float32 of positions with fractions."""
+    rope = rope_xp.RoPE(base=BASE)
+    wide = rope.cos_sin(np.arange(2**31 - COUNT, 2**31), HEAD_DIM, dtype=np.float64)
+    fractions = np.concatenate([2**20 - 8 + np.arange(8.0) + 1.0 / (1 << n) for n in range(3, 11)])
+    with mpmath.workdps(40):
+        exponents = [mpmath.mpf(-i) / HEAD_DIM for i in range(0, HEAD_DIM, 2)]
+        frequencies = [mpmath.mpf(BASE) ** e for e in exponents]
+        exact = np.array(
+            [
+                [complex(mpmath.expj(mpmath.mpf(float(p)) * f)) for f in frequencies]
+                for p in fractions
+            ]
+        )
+    found = rope.cos_sin(fractions, HEAD_DIM, dtype=np.float32)
+    errors = (np.abs(found[0] - exact.real).max(), np.abs(found[1] - exact.imag).max())
+    return {
+        "float64, 2**31": {"error": accuracy_table.find_largest_error(wide, 2**31)},
+        "fractions, 2**20": {"error": max(map(float, errors))},
+    }
+
+
 def patched() -> Rows:
     """Return the error of a small Llama's logits near a million, compared with float64."""
     import torch
@@ -112,5 +134,6 @@ GROUPS: dict[str, Group] = {
     "drift": Group("", score_errors.drift_rows, LARGEST),
     "moves": Group("", moves, LARGEST),
     "frequencies": Group("", frequencies, LARGEST),
+    "edges": Group("", edges, LARGEST),
     "patched": Group("", patched, LARGEST),
 }

@@ -81,8 +81,19 @@ def first_calls() -> Rows:
     }
 
 
+def devices() -> Rows:
+    """Return MiB that each of many devices holds of ten million tokens, and its collectives."""
+    script = str(Path(__file__).with_name("memory_per_device.py"))
+    found = iter(run(script))
+    return {
+        str(count): {"q and k": held / 2**20, "extra": extra / 2**20, "collectives": collectives}
+        for count, held, extra, collectives in zip((8, 32, 128), found, found, found, strict=True)
+    }
+
+
 GROUPS: dict[str, Group] = {
     "peak": Group("results", peak, "one call after one that warms up"),
     "held": Group("MiB", held, "resident memory after calls, less that before"),
+    "devices": Group("MiB", devices, "what XLA plans"),
     "first_calls": Group("ms", first_calls, f"the shortest of {RUNS} processes"),
 }

@@ -79,8 +79,7 @@ def made(what: str) -> str:
 
 def with_made(page: str) -> str:
     """Return a page with everything between marks, and every figure before one, made anew."""
-    if page.count("<!-- from:") != len(FIGURE.findall(page)):
-        lost = re.findall(r"[^\n]{,40}<!-- from:[^\n]*", FIGURE.sub("", page))
+    if lost := re.findall(r"(?<!`)<!-- from:[^\n]*", FIGURE.sub("", page)):
         raise ValueError(f"no figure right before {lost}")
     # Blank lines, or Markdown takes what follows for a part of the comment.
     page = MADE.sub(lambda found: f"{found[1]}\n{made(found[2])}\n{found[3]}", page)
