@@ -18,8 +18,10 @@ LOST = 0.1
 
 def markdown(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     """Return a table."""
-    made = [f"| {' | '.join(heads)} |\n", f"|{'---|' * len(heads)}\n"]
-    return "".join([*made, *(f"| {' | '.join(line)} |\n" for line in lines)])
+    made = [
+        f"|{'|'.join(f' {text} ' if text else ' ' for text in line)}|" for line in (heads, *lines)
+    ]
+    return "\n".join([made[0], f"|{'---|' * len(heads)}", *made[1:], ""])
 
 
 def cell(held: Mapping[str, float], column: str, form: Callable[[float], str] = two) -> str:
@@ -82,7 +84,7 @@ def norm() -> str:
     """Return what a norm costs in the same pass, and apart from it."""
     eager = ("new", "norm", "norm, formula", "norm, formula, compiled")
     # In jax calls with a norm were jitted, and so is what they are compared with.
-    jitted = ("jitted", "norm", "", "norm, formula")
+    jitted = ("jitted", "jitted norm", "", "norm, formula")
     trained = ("rope_xp", "norm", "norm, formula", "")
     lines = []
     for name, held in prefill().items():

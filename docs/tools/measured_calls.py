@@ -53,6 +53,19 @@ def norm_and_formula(case: Case, *, compiled: bool = False) -> Action:
     return partial(call, q, k, *weights, positions)
 
 
+def with_norm(case: Case) -> Action:
+    """Return a rotation into new arrays with RMSNorm in the same pass."""
+    _, q, k, positions = case
+    norm = rope_xp.QKNorm(*(x[0, 0, 0] * 0 + 1 for x in (q, k)))
+    return partial(rope_xp.RoPE(base=BASE, layout="half").apply, q, k, positions, norm=norm)
+
+
+def jitted(dtype: str, tokens: int) -> dict[str, Action]:
+    """Return jitted rotations in jax, with a norm and without."""
+    _, normalized, alone = norms.calls("jax:cpu", dtype, tokens)
+    return {"jitted norm": normalized, "jitted": alone}
+
+
 def prefill(library: str, *dtypes: str) -> Rows:
     """Return milliseconds of 4096 tokens."""
     # A virtual machine gets memory from its host when it first touches it, ten times as slowly as
@@ -62,15 +75,11 @@ def prefill(library: str, *dtypes: str) -> Rows:
     for dtype in dtypes:
         target, calls = contenders.contenders(name, "half", dtype)
         case = common.case(name, dtype=dtype)
-        calls = {
-            **calls,
-            "formula": rival_calls.usual(case),
-            "norm": norms.calls(name, dtype, common.TOKENS)[1],
-        }
+        calls = {**calls, "formula": rival_calls.usual(case), "norm": with_norm(case)}
         if library != "numpy":
             calls["norm, formula"] = norm_and_formula(case)
         if library == "jax":
-            calls["jitted"] = norms.calls(name, dtype, common.TOKENS)[2]
+            calls |= jitted(dtype, common.TOKENS)
         if library == "torch":
             calls["compiled formula"] = rival_calls.torch_compile(case)
             calls["norm, formula, compiled"] = norm_and_formula(case, compiled=True)
@@ -156,11 +165,11 @@ def one_token() -> Rows:
         target, made = contenders.contenders(name, "half", "float32", 1, common.POSITION)
         case = common.case(name, 1, common.POSITION)
         calls = {key: made[key] for key in ("new", "out", "in place") if key in made}
-        calls |= {"norm": norms.calls(name, "float32", 1)[1], "formula": rival_calls.usual(case)}
+        calls |= {"norm": with_norm(case), "formula": rival_calls.usual(case)}
         if library != "numpy":
             calls["norm, formula"] = norm_and_formula(case)
         if library == "jax":
-            calls["jitted"] = norms.calls(name, "float32", 1)[2]
+            calls |= jitted("float32", 1)
         if library == "torch":
             calls["transformers"] = rival_calls.transformers(case)
             calls["norm, formula, compiled"] = norm_and_formula(case, compiled=True)

@@ -94,3 +94,31 @@ def test_remake_writes_figures_before_their_marks(measured) -> None:
     assert remake.with_made(made) == made
     with pytest.raises(ValueError, match="no figure right before"):
         remake.with_made(f"It takes long{MARK}.")
+
+
+def test_file_holds_what_the_command_measures() -> None:
+    for module in ("torch", "jax", "mpmath", "asv_runner", "transformers"):
+        pytest.importorskip(module)
+    import measure
+
+    assert list(figures.MEASURED) == [name for name in measure.GROUPS if name in figures.MEASURED]
+    for name, group in measure.GROUPS.items():
+        held = figures.MEASURED[name]
+        assert (held["unit"], held["statistic"]) == (group.unit, group.statistic)
+        assert {"command", "date", "machine", "versions", "rows"} < held.keys()
+        assert all(
+            isinstance(x, float | int) for row in held["rows"].values() for x in row.values()
+        )
+
+
+def test_only_rows_of_absent_packages_are_kept() -> None:
+    pytest.importorskip("asv_runner")
+    import measure
+
+    old = {"torchtune 0.6.1": {"4k": 2.4e-4}, "mlx 0.31": {"4k": 1.0}}
+    new = {"mlx 0.32": {"4k": 2.0}}
+    kept = measure.record("packages", new, {"rows": old})["rows"]
+    assert kept == {"torchtune 0.6.1": {"4k": 2.4e-4}, **new}
+    assert measure.record("accuracy", new, {"rows": old})["rows"] == new
+    assert measure.find_differences("packages", new, {"mlx 0.32": {"4k": 2.04}}) == []
+    assert len(measure.find_differences("packages", new, {"mlx 0.32": {"4k": 2.06}})) == 1
