@@ -22,7 +22,7 @@ Positions = Any
 class RoPE(RopeFields):
     """A rotary position embedding: frequencies, how components pair up, and which are rotated.
 
-    At position p, the pair i of a head's components turns by the angle ``p * frequencies[i]`` (Su
+    At position p, pair i of a head's components rotates by the angle ``p * frequencies[i]`` (Su
     et al., "RoFormer", arXiv 2104.09864, eq. 14-16 and 34). A RoPE holds no arrays and no state; it
     is hashable and picklable. Every method validates its arguments as :meth:`apply` does.
 
@@ -116,7 +116,7 @@ class RoPE(RopeFields):
         ------
         RopeError, TypeError
             If shapes, devices, libraries, positions or options do not fit, or have the wrong type.
-            Nothing is written then.
+            Nothing has been written then.
 
         Examples
         --------
@@ -156,7 +156,7 @@ class RoPE(RopeFields):
         x, positions, axes, out
             See :meth:`apply`; ``out=x`` rotates in place.
         norm : (array, float) or QKNorm, optional
-            Weight and eps of an RMSNorm, or a QKNorm, of which ``q_weight`` is that of x.
+            Weight and eps of an RMSNorm, or a QKNorm whose ``q_weight`` applies to x.
 
         Returns
         -------

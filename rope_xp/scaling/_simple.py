@@ -186,7 +186,7 @@ class Proportional(Scaling):
     Parameters
     ----------
     partial_rotary_factor : float, default 1.0
-        Share of pairs that turn, at most 1.
+        Share of pairs that rotate, at most 1.
     factor : float, default 1.0
         Divisor of all frequencies.
 

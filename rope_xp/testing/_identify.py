@@ -91,7 +91,8 @@ def identify(
     Raises
     ------
     RopeError
-        If the function is no RoPE; the message says what it does instead. Also if all calls fail.
+        If the function computes no RoPE; the message says what it does instead. Also if all calls
+        fail.
     TypeError
         If an argument has the wrong type.
 
