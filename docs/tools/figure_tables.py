@@ -247,14 +247,7 @@ TABLES: dict[str, Callable[[], str]] = {
             "slice / slice of fused": "part of a projection: as alone",
         },
     ),
-    "in graphs": lambda: table(
-        "one more in a graph, us",
-        named(
-            "in_graphs",
-            {"llvm": "llvm", "portable": "portable", "chosen": "as it is", "formula": "formula"},
-        ),
-        {"positions": "by positions", "angles": "by angles"},
-    ),
+    "in graphs": lambda: table("one token", rows("in_graphs"), {"time": "one more in a graph, us"}),
     "layers": lambda: table(
         "one token, us",
         rows("layers"),
@@ -321,7 +314,7 @@ TABLES: dict[str, Callable[[], str]] = {
     ),
     "packages": lambda: errors(COS_SIN, rows("packages")),
     "peak": lambda: table(
-        "peak over the size of the results",
+        "peak, in sizes of the results",
         rows("peak"),
         {"rope_xp": "rope_xp", "formula": "formula"},
     ),

@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+_SCORES = "scores, Llama 3: float32, {way}, {length}"
 NAMED = {
     "all speeds": "; ".join(
         f"prefill_{library}, {dtype}, formula / new"
@@ -19,8 +20,19 @@ NAMED = {
             *(("numpy", "float32"), ("numpy", "bfloat16"), ("jax", "float32")),
         )
     ),
+    **{
+        f"product, {n}": f"accuracy, float32 product: torch, {n}"
+        for n in ("4k", "128k", "1M", "10M")
+    },
+    **{
+        f"float32 scores, {length}": f"{_SCORES.format(way='float32 product', length=length)}"
+        f" over {_SCORES.format(way='exact angles', length=length)}"
+        for length in ("4k", "1M")
+    },
+    "bfloat16 scores, 1M": "scores, Llama 3: bfloat16, float32 product, rounded once, 1M"
+    " over scores, Llama 3: bfloat16, exact angles, 1M",
 }
-"""Ranges that pages name in a word: the ratios of README's table."""
+"""What pages name in a few words: the ratios of README's table, and ratios of errors."""
 FILE = Path(__file__).resolve().parents[1] / "measurements.json"
 MEASURED: dict[str, Any] = json.loads(FILE.read_text("utf-8"))
 ERRORS = ("accuracy", "packages", "scores", "drift", "moves", "frequencies", "edges", "patched")
@@ -55,7 +67,8 @@ def _split(name: str) -> tuple[str, str, str]:
 def say(name: str) -> str:
     """Return a figure, or a range of figures, in two digits and with its unit."""
     name = " ".join(name.split())
-    found = sorted(find(part.strip()) for part in NAMED.get(name, name).split(";"))
+    name = NAMED.get(name, name)
+    found = sorted(find(part.strip()) for part in name.split(";"))
     (least, unit), (most, _) = found[0], found[-1]
     is_ratio = " / " in name or " over " in name
     form = error if name.partition(",")[0] in ERRORS and not is_ratio else two

@@ -2,8 +2,8 @@
 
     python docs/tools/measure.py [--only GROUP ...] [--check GROUP ...] [--list]
 
-Nothing else may run on the machine meanwhile: some ten minutes on two cores. Each group is measured
-in a process of its own, and replaces what the file holds of it, except rows of what is not
+Nothing else may run on the machine meanwhile: some ten minutes on two cores. What is timed has
+a process of its own. A group replaces what the file holds of it, except rows of what is not
 installed here. Then ``python docs/tools/remake.py`` writes the figures into the pages. --check
 measures groups again and exits with 1 if a figure differs from the file's: this suits errors, which
 do not vary.
@@ -145,7 +145,7 @@ def main() -> int:
         return int(bool(found))
     for name in options.only:
         start = time.perf_counter()
-        rows = measure_apart(name)
+        rows = measure_apart(name) if GROUPS[name].is_alone else measure(name)
         held = read()
         held[name] = record(name, rows, held.get(name, {}))
         ordered = {known: held[known] for known in GROUPS if known in held}

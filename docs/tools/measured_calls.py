@@ -22,6 +22,8 @@ from rope_xp._bench.clock import Action
 from rope_xp._bench.inputs import BASE, HEAD_DIM, Case
 
 EPS = 1e-6
+TOUCHED = 1 << 27
+"""Numbers of float64: more than the calls of a group hold at once."""
 LIBRARIES = ("numpy", "torch", "jax")
 
 
@@ -70,7 +72,7 @@ def prefill(library: str, *dtypes: str) -> Rows:
     """Return milliseconds of 4096 tokens."""
     # A virtual machine gets memory from its host when it first touches it, ten times as slowly as
     # ever after. Whoever allocates next would pay for that.
-    np.ones(3 << 27)
+    np.ones(TOUCHED)
     name, rows = f"{library}:cpu", {}
     for dtype in dtypes:
         target, calls = contenders.contenders(name, "half", dtype)
@@ -101,7 +103,7 @@ def chunked() -> Rows:
 
 def rivals() -> Rows:
     """Return milliseconds of 4096 tokens of packages, in the layout that each rotates."""
-    np.ones(3 << 27)
+    np.ones(TOUCHED)
     rows = {}
     for library, rival, dtypes in (
         ("torch", "rotary_embedding_torch", inputs.DTYPES),
@@ -122,7 +124,7 @@ def training() -> Rows:
     """Return milliseconds of the gradients of q and k, with a norm also of its weights."""
     import torch
 
-    np.ones(3 << 27)
+    np.ones(TOUCHED)
     rows = {}
     for name in ("torch:cpu", "jax:cpu"):
         for dtype in inputs.DTYPES:
@@ -179,7 +181,7 @@ def one_token() -> Rows:
 
 def engines() -> Rows:
     """Return microseconds of q and k in place, and of what engines and other libraries run."""
-    np.ones(3 << 27)
+    np.ones(TOUCHED)
     rows = {}
     for tokens in ("1", "32 x 1", "512", "4096"):
         for dtype in inputs.DTYPES:

@@ -114,14 +114,9 @@ def mlx() -> Rows:
 
 def in_graphs() -> Rows:
     """Return microseconds of one rotation more in a graph of torch.compile."""
-    paths = ("llvm", "portable", None)
-    cells = [in_graph.Cell(call, path) for path in paths for call in ("apply", "angles")]
-    *ours, usual = in_graph.microseconds([*cells, in_graph.Cell("usual", None)])
-    rows = {
-        path or "chosen": {"positions": ours[2 * i], "angles": ours[2 * i + 1]}
-        for i, path in enumerate(paths)
-    }
-    return {**rows, "formula": {"positions": usual}}
+    calls = {"rope_xp": "apply", "rope_xp, angles made once": "angles", "formula": "usual"}
+    times = in_graph.microseconds([in_graph.Cell(call, None) for call in calls.values()])
+    return {name: {"time": time} for name, time in zip(calls, times, strict=True)}
 
 
 def cliff() -> Rows:
@@ -160,5 +155,5 @@ GROUPS: dict[str, Group] = {
     "cliffs": Group("", cliff, "the median of nine turns, on one core"),
     "noise": Group("", noises, "ten runs of asv, a process each", by_default=False),
     "dense_form": Group("ms", time_dense_form.rows),
-    "thresholds": Group("us", time_thresholds.rows, "the shortest of 15 turns"),
+    "thresholds": Group("us", time_thresholds.rows, "the shortest of nine turns"),
 }

@@ -27,6 +27,8 @@ class Group:
     unit: str
     measure: Callable[[], Rows]
     statistic: str = BEST
+    is_alone: bool = True
+    """Whether it has a process of its own, whose memory and threads no other group has used."""
     keeps_absent: bool = False
     """Whether rows stay in the file that cannot be measured here, as a package is missing."""
     by_default: bool = True

@@ -64,12 +64,8 @@ def held() -> Rows:
     script = str(ROOT / "tests" / "support" / "held_memory.py")
     # malloc returns what is freed at once, so that what calls hold is all that is left.
     malloc = {"MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_MMAP_THRESHOLD_": "65536"}
-    return {
-        library: dict(
-            zip(("held", "cleared"), run(script, "mixed", library, **malloc), strict=True)
-        )
-        for library in ("numpy", "torch")
-    }
+    names = ("held", "cleared")
+    return {"numpy": dict(zip(names, run(script, "mixed", "numpy", **malloc), strict=True))}
 
 
 def first_calls() -> Rows:

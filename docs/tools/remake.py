@@ -91,7 +91,9 @@ def files() -> dict[Path, bytes]:
     with tempfile.TemporaryDirectory() as folder:
         draw(Path(folder))
         held = {DRAWN / path.name: path.read_bytes() for path in Path(folder).iterdir()}
-    for page in sorted([*ROOT.glob("*.md"), *PAGES.glob("*.md"), *PAGES.glob("background/*.md")]):
+    pages = [*ROOT.glob("*.md"), ROOT / "backends" / "README.md"]
+    pages += [*PAGES.glob("*.md"), *PAGES.glob("background/*.md")]
+    for page in sorted(pages):
         text = page.read_text("utf-8")
         if MADE.search(text) or "<!-- from:" in text:
             held[page] = with_made(text).encode()

@@ -19,7 +19,7 @@ import rope_xp
 from rope_xp._bench import clock, targets
 
 ROPE = rope_xp.RoPE(layout="half")
-ROUNDS = 15
+ROUNDS = 9
 NEVER = 1 << 60
 
 
