@@ -183,7 +183,7 @@ def engines() -> Rows:
     """Return microseconds of q and k in place, and of what engines and other libraries run."""
     np.ones(TOUCHED)
     rows = {}
-    for tokens in ("1", "32 x 1", "512", "4096"):
+    for tokens in ("1", "32 of 1", "512", "4096"):
         for dtype in inputs.DTYPES:
             for layout in ("half", "interleaved"):
                 rows[f"{tokens}, {dtype}, {layout}"] = _engines(tokens, dtype, layout)
@@ -215,7 +215,7 @@ def _engines(tokens: str, dtype: str, layout: Any) -> dict[str, float]:
 
 def _case(name: str, tokens: str, dtype: str) -> Case:
     """Return a case of one sequence, or of 32 sequences of one token each."""
-    if tokens != "32 x 1":
+    if tokens != "32 of 1":
         return common.case(name, int(tokens), dtype=dtype)
     target, q, k, positions = common.case(name, 32, common.POSITION, dtype)
     return Case(target, *(x.reshape(32, 1, -1, HEAD_DIM) for x in (q, k)), positions[:, None])
