@@ -8,6 +8,7 @@ them. Several, with a semicolon between them, are a range from the least to the 
 from __future__ import annotations
 
 import json
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -94,4 +95,5 @@ def error(figure: float) -> str:
 def describe(group: str) -> str:
     """Return where, when and with what a group was measured, as a sentence of a page."""
     held = MEASURED[group]
-    return f"{held['machine']}; {held['versions']}. Measured on {held['date']}.\n"
+    text = f"{held['machine']}; {held['versions']}. Measured on {held['date']}."
+    return textwrap.fill(text, 118) + "\n"

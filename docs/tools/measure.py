@@ -76,10 +76,11 @@ def measure(name: str) -> Rows:
     }
 
 
-def measure_apart(name: str) -> Rows:
-    """Return the rows of a group from a process of its own, whose memory is its own."""
+def measure_apart(name: str) -> Rows | BaseException:
+    """Return the rows of a group from a process of its own, or what stopped it."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(measure, name).result()
+        measured = pool.submit(measure, name)
+        return measured.exception() or measured.result()
 
 
 def record(name: str, rows: Rows, held: dict[str, Any]) -> dict[str, Any]:
@@ -143,15 +144,20 @@ def main() -> int:
         ]
         print(*found, sep="\n")
         return int(bool(found))
+    failed = False
     for name in options.only:
         start = time.perf_counter()
         rows = measure_apart(name) if GROUPS[name].is_alone else measure(name)
+        if isinstance(rows, BaseException):
+            print(f"{name}, as the file has it: {rows!r}", flush=True)
+            failed = True
+            continue
         held = read()
         held[name] = record(name, rows, held.get(name, {}))
         ordered = {known: held[known] for known in GROUPS if known in held}
         FILE.write_text(print_json(ordered), "utf-8")
         print(f"{name}: {time.perf_counter() - start:.0f} s", flush=True)
-    return 0
+    return int(failed)
 
 
 if __name__ == "__main__":

@@ -191,7 +191,7 @@ def engines() -> Rows:
 
 
 def _engines(tokens: str, dtype: str, layout: Any) -> dict[str, float]:
-    """Time each library's calls in turns; the clocks of both are this process's."""
+    """Return microseconds of all that rotates such q and k, the calls of a library in turns."""
     figures: dict[str, float] = {}
     for name in ("torch:cpu", "numpy:cpu"):
         case = _case(name, tokens, dtype)
