@@ -199,7 +199,7 @@ def explain(
 ) -> Explanation:
     """Return the path that :func:`apply` takes for these arguments, and why others decline.
 
-    RopeError also if :func:`use_path` forces a path that cannot run.
+    Raises RopeError also if :func:`use_path` forces a path that cannot run.
 
     Examples
     --------

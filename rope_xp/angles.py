@@ -77,7 +77,7 @@ class Angles:
 
         Results have the same bits as those of :meth:`rope_xp.RoPE.apply`, if ``like`` was float64
         for float64 q and k. XLA and GPU compilers may fuse multiply-add differently, by at most 2
-        ulp. TypeError also if q comes from another library than the angles.
+        ulp. Raises TypeError also if q comes from another library than the angles.
 
         Examples
         --------

@@ -23,9 +23,9 @@ Positions = Any
 class RoPE(RopeFields):
     """A rotary position embedding: frequencies, how components pair up, and which are rotated.
 
-    At position p, the pair i of a head's components turns by the angle ``p * frequencies[i]`` (Su
+    At position p, pair i of a head's components rotates by the angle ``p * frequencies[i]`` (Su
     et al., "RoFormer", arXiv 2104.09864, eq. 14-16 and 34). A RoPE holds no arrays and no state; it
-    is hashable and picklable. All its methods raise errors as :meth:`apply` does.
+    is hashable and picklable. Every method validates its arguments as :meth:`apply` does.
 
     Parameters
     ----------
@@ -117,7 +117,7 @@ class RoPE(RopeFields):
         ------
         RopeError, TypeError
             If shapes, devices, libraries, positions or options do not fit, or have the wrong type.
-            Nothing is written then.
+            Nothing has been written then.
 
         Examples
         --------
@@ -158,7 +158,7 @@ class RoPE(RopeFields):
         x, positions, axes, out
             See :meth:`apply`; ``out=x`` rotates in place.
         norm : (array, float) or QKNorm, optional
-            Weight and eps of an RMSNorm, or a QKNorm, of which ``q_weight`` is that of x.
+            Weight and eps of an RMSNorm, or a QKNorm whose ``q_weight`` applies to x.
 
         Returns
         -------
@@ -236,8 +236,8 @@ class RoPE(RopeFields):
         """Move rotated keys to other positions, optionally onto another RoPE.
 
         Both rotations are composed into one table, so x is rounded once. After 1,000 moves, float32
-        keys are off by 4e-5 of the largest one; with ``slots``, which uses float64 if the library
-        has it, by 1e-5. Move bfloat16 keys rarely, in large steps; see :doc:`/caches`.
+        keys are off by at most 1e-4 of the largest one; with ``slots``, which uses float64 if the
+        library has it, by 1e-5. Move bfloat16 keys rarely, in large steps; see :doc:`/caches`.
 
         Parameters
         ----------

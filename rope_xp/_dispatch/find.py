@@ -2,7 +2,7 @@
 
 - No framework is imported: an array of torch exists only if torch is in ``sys.modules`` already.
 - A framework may be missing or broken without effect on others.
-- A known type takes one dict lookup, 30 ns. ``array_namespace`` takes 1 us, entry points 2.5 ms.
+- A known type takes one dict lookup. ``array_namespace`` takes longer, entry points the longest.
 - torch.compile traces this module, so it has no ``lru_cache``, no ``ContextVar``, and no write to a
   dict that Dynamo guards on.
 """
@@ -72,8 +72,8 @@ def require_backend(x: object, argument: str) -> Backend:
     """Return the backend of an array, or raise."""
     if (backend := find_backend(x)) is None:
         msg = (
-            f"{argument} is {_describe_type(x)}, which is no array of numpy, torch, jax, cupy or "
-            "another library of the array API standard; convert it, for example with numpy.asarray"
+            f"{argument} is {_describe_type(x)}; expected an array of numpy, torch, jax, cupy or "
+            "another library of the array API standard. Convert it, for example with numpy.asarray"
         )
         raise TypeError("; ".join((msg, *_broken)))
     return backend
@@ -105,7 +105,8 @@ def _get_attribute(owner: Any, dotted_name: str) -> Any:
 
 def _describe_type(x: object) -> str:
     cls = type(x)
-    return "a " + f"{cls.__module__}.{cls.__qualname__}".removeprefix("builtins.")
+    name = f"{cls.__module__}.{cls.__qualname__}".removeprefix("builtins.")
+    return "None" if x is None else f"a {name}"
 
 
 def _find_own(x: object) -> Backend | None:

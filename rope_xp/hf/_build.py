@@ -191,7 +191,7 @@ def _deal_sections(sections: Any, source: _scaling.Source, pairs: int) -> tuple[
     if order == "across":
         raise RopeError(
             "mrope_section: the two components of a pair would read different components of the "
-            "position, which is no rotation"
+            "position, which is not a rotation"
         )
     if sum(sections) != pairs:
         raise RopeError(f"mrope_section {[*sections]} must sum to {pairs}, the rotated pairs")

@@ -27,9 +27,9 @@ _RTOL = 1e-6
 class Rotary(torch.nn.Module):
     """Rotates queries and keys by their positions, as :meth:`rope_xp.RoPE.apply` does.
 
-    It has no parameters and no buffers. So angles stay exact when a model is cast, and there is
-    nothing to shard, to save, or to initialise after ``to_empty``. A checkpoint with ``inv_freq``
-    from another module loads if these are the frequencies of the RoPE.
+    Without ``learn`` it has no parameters and no buffers. So angles stay exact when a model is
+    cast, and there is nothing to shard, to save, or to initialise after ``to_empty``. A checkpoint
+    with ``inv_freq`` from another module loads if these are the frequencies of the RoPE.
 
     Parameters
     ----------

@@ -110,14 +110,14 @@ def _find_pairs(box: BlackBox, name: str, head: Floats) -> RotatedArray | None:
     for rows, columns in groups.items():
         if len(rows) != 2 or len(columns) != 2:
             raise RopeError(
-                f"function is no rotation of pairs: components {list(rows)[:6]} of {name} are made "
-                f"of components {columns[:6]}"
+                f"the function is not a rotation of pairs: components {list(rows)[:6]} of {name} "
+                f"are made of components {columns[:6]}"
             )
     pairs = np.array(sorted((*columns, *rows) for rows, columns in groups.items()))
     fault = _find_fault(head, pairs, box.eps)
     if fault is not None:
         pair = f"in a pair of {name}, such as components ({pairs[0, 0]}, {pairs[0, 1]})"
-        raise RopeError(f"function is no rotation: {pair}, {fault}")
+        raise RopeError(f"the function is not a rotation: {pair}, {fault}")
     layout, rotary_dim, indices = _find_layout(pairs, name)
     start, end = pairs[0, 0], pairs[0, 0] + rotary_dim
     if end > box.head_dim:
@@ -137,12 +137,12 @@ def _check_standing(head: Floats, lone: NDArray[np.bool_], name: str, eps: float
     if spread.max() > 4 * eps + 1e-5:
         shown = ", ".join(f"{v:.3g}" for v in values[:3, spread.argmax()])
         raise RopeError(
-            f"function is no rotation: component {columns[spread.argmax()]} of {name} is "
+            f"the function is not a rotation: component {columns[spread.argmax()]} of {name} is "
             f"multiplied by {shown} at positions 0, 1, 2, and paired with no other. Its norm is "
             "not kept; the part with sin may be missing"
         )
     if (rows != columns).all() and len(rows) == head.shape[-1]:
-        raise RopeError(f"function is no rotation: it permutes the components of {name}")
+        raise RopeError(f"the function is not a rotation: it permutes the components of {name}")
     return float(np.median(values[0]))
 
 

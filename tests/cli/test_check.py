@@ -120,7 +120,7 @@ def test_function_that_is_no_rotation_is_an_error(capsys):
     named = ["rotates_by_hand:scaled", "--head-dim", "32"]
     status, _, error = run_check(capsys, *named)
     assert status == 1
-    assert error.startswith("check: function is no rotation")
+    assert error.startswith("check: the function is not a rotation")
     faults = json.loads(run_check(capsys, *named, "--json")[1])["faults"]
     assert error == f"check: {faults[0]}\n"
 

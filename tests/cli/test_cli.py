@@ -62,11 +62,11 @@ def test_demo_runs_on_every_library_within_the_bound(capsys):
 
 def test_demo_prints_errors_and_times_first_and_what_is_missing_last(capsys):
     demo._print_rows(8, [demo.DemoRow("numpy:cpu", 1_000_000, "", 1, 3.3, 7e-7, 0.21, 1e-6, 0)])
-    expected = "numpy:cpu: error 7e-7, usual 2e-1: 300,000 times as exact; 3.30 times as fast"
+    expected = "numpy:cpu: error 7e-7, usual 2e-1: 300,000 times smaller; 3.30 times as fast"
     assert capsys.readouterr().out.splitlines()[1] == expected
     assert cli.main(FEW) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert re.match(r"numpy:cpu: error \de-\d, usual \de-1: \d00,000 times as exact", lines[1])
+    assert re.match(r"numpy:cpu: error \de-\d, usual \de-1: \d00,000 times smaller", lines[1])
     (header,) = (i for i, line in enumerate(lines) if line.startswith("target "))
     assert re.search(r"from position +error +usual error +ms +x usual", lines[header])
     assert re.match(r"numpy:cpu  (llvm|chunked) ", lines[header + 2])

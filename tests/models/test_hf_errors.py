@@ -120,7 +120,7 @@ IMPOSSIBLE = {
             ("qwen2_vl", 32, "three integers or more; got 32"),
             ("ernie4_5_vl_moe", [10, 12, 10], "[10, 12, 10]: height and width must be equal"),
             ("ernie4_5_vl_moe", [8, 8, 8, 8], "three integers; got [8, 8, 8, 8]"),
-            ("hunyuan_vl", [8, 8, 8, 8], "is no rotation"),
+            ("hunyuan_vl", [8, 8, 8, 8], "is not a rotation"),
         )
     },
     **{

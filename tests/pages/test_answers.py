@@ -1,4 +1,4 @@
-"""The tables of docs/port.md: what code of other libraries does, and what to write here."""
+"""The tables of docs/start.md: what code of other libraries does, and what to write here."""
 
 import re
 from pathlib import Path
@@ -10,9 +10,9 @@ pytest.importorskip("torch")
 
 from support.answers import LIBRARIES, OURS
 
-PAGE = Path(__file__).parents[2] / "docs" / "port.md"
+PAGE = Path(__file__).parents[2] / "docs" / "start.md"
 ROW = re.compile(r"^\| `([^|`]+)` \| `([^|`]+)` \|$", re.MULTILINE)
-SECTIONS = PAGE.read_text("utf-8").split("\n## ")[1:]
+SECTIONS = PAGE.read_text("utf-8").split("\n### ")[1:]
 ROWS = [(part.partition("\n")[0], *row) for part in SECTIONS for row in ROW.findall(part)]
 
 # Theirs multiply in float32: at positions up to 12 an angle is off by 12 * 2**-23, and a component

@@ -1,4 +1,4 @@
-"""docs/start_*.md: their examples run, say what they promise, and are what the pages show."""
+"""Files of docs/examples/start: they run, say what they promise, and are what the pages show."""
 
 import re
 import runpy
@@ -31,7 +31,7 @@ def load(name):
 
 def test_start_pages_show_each_example_file():
     """A block is a file without its docstring: to mend this, paste the file into the page."""
-    pages = [page.read_text("utf-8") for page in DOCS.glob("start_*.md")]
+    pages = [page.read_text("utf-8") for page in (*DOCS.glob("start_*.md"), DOCS / "models.md")]
     shown = {path: text for page in pages for _, path, text in SHOWN.findall(page)}
     assert shown.keys() == {f"examples/start/{file.name}" for file in FILES}
     for file in FILES:

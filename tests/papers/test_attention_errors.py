@@ -14,8 +14,8 @@ every_function = pytest.mark.parametrize(("function", "n"), FUNCTIONS)
 @pytest.mark.parametrize(
     ("i", "x", "error", "message"),
     [
-        (0, X.tolist(), TypeError, "q is a list, which is no array"),
-        (1, X.tolist(), TypeError, "k is a list, which is no array"),
+        (0, X.tolist(), TypeError, "q is a list; expected an array"),
+        (1, X.tolist(), TypeError, "k is a list; expected an array"),
         (0, X.astype(int), TypeError, "q is a numpy array .* int64; convert it to one of bfloat16"),
         (1, X > 0, TypeError, "k is a numpy array .* bool; convert it to one of"),
         (0, X[0, 0], RopeError, r"q has shape \(4, 8\); .*one head .*q\[\.\.\., N"),
@@ -25,7 +25,7 @@ every_function = pytest.mark.parametrize(("function", "n"), FUNCTIONS)
         (1, X[..., :6], RopeError, r"k has shape \(2, 5, 4, 6\); .* here \(2, any, any, 8\)"),
         (1, X[:, :, :3], RopeError, "q has 4 heads and k 3; q must have a multiple"),
         (1, X[:, :, :0], RopeError, "q has 4 heads and k 0; q must have a multiple"),
-        (2, None, TypeError, "v is a NoneType, which is no array"),
+        (2, None, TypeError, "v is None; expected an array"),
         *(
             (2, v, RopeError, r"v has shape .* here \(2, 5, 4, any\)")
             for v in (X[:1], X[:, :3], X[:, :, :2], X[0])
@@ -79,7 +79,7 @@ OPTIONS = [
     ),
     ("scale must be a number", TypeError, scores, {"scale": "0.5"}),
     ("mask is a numpy.*must be boolean.*mask == 0", TypeError, attention, {"mask": MASK * 1.0}),
-    ("mask is a list, which is no array", TypeError, attention, {"mask": [[True]]}),
+    ("mask is a list; expected an array", TypeError, attention, {"mask": [[True]]}),
     *(
         (r"k tokens\) = \(2, 4, 5, 5\)", RopeError, attention, {"mask": np.ones(shape, bool)})
         for shape in ((5, 4), (2, 5, 5), (2, 3, 5, 5), (1, 2, 4, 5, 5))
@@ -98,7 +98,7 @@ OPTIONS = [
             ),
             (r"the result of phi has.*\(2, 5, 4, any\)", RopeError, (lambda x: x.sum(-1), np.exp)),
             ("the result of varphi has.* 5, 4, 8", RopeError, (np.exp, lambda x: x[..., :4])),
-            ("the result of varphi is a float, which", TypeError, (np.exp, lambda x: 1.0)),
+            ("the result of varphi is a float; expected", TypeError, (np.exp, lambda x: 1.0)),
         )
     ),
     (

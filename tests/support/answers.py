@@ -1,4 +1,4 @@
-"""The names that the table of docs/port.md uses: each library's own, or its formula.
+"""The names that the table of docs/start.md uses: each library's own, or its formula.
 
 One namespace a library: what its users call, and the arrays that they have. Formulae are those of
 peers.py behind the signature of the library.

@@ -91,7 +91,7 @@ Their configurations say none, so that only the rotation is compared.
 NOT_CALLED = {
     "clvp.ClvpEncoderConfig.ClvpRotaryPositionalEmbedding": "its function takes v",
     "hunyuan_vl.HunYuanVLTextConfig.HunYuanVLRotaryEmbedding": (
-        "is no rotation where it has mrope_section, and fails where it has none"
+        "is not a rotation where it has mrope_section, and fails where it has none"
     ),
     **dict.fromkeys(
         (

@@ -64,7 +64,7 @@ class JitGpu(Jit):
         platform = jax.default_backend() if device is None else device.platform
         if forced or platform == "gpu":
             return None
-        return f"it is spelled for GPUs, and this runs on a {platform}"
+        return f"it is written for GPUs; these arrays are on the {platform.upper()}"
 
 
 def rotate_for_gpu(

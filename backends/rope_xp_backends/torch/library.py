@@ -174,7 +174,7 @@ class Torch(Backend):
     def unwritable_reason(self, out: torch.Tensor, x: torch.Tensor) -> str | None:
         """Reject what autograd would reject, before anything is written."""
         if torch.is_grad_enabled() and (out.requires_grad or x.requires_grad):
-            return "autograd cannot follow out=; leave it away, or work under torch.no_grad()"
+            return "autograd cannot follow out=; omit it, or work under torch.no_grad()"
         unreadable = self.unreadable_reason(out)
         if unreadable is not None or torch.compiler.is_compiling():
             return unreadable

@@ -1,6 +1,4 @@
-"""Measure cos and sin of other packages against mpmath and print the errors as a Markdown table.
-
-    python docs/compare_table.py
+"""Measure cos and sin of other packages against mpmath.
 
 For every package that is installed, the largest error of any cos or sin among 256 consecutive
 positions and all pairs of a head of 128 components, base 10000, float32, as its own code has it.
@@ -23,7 +21,8 @@ import numpy as np
 import rope_xp
 
 sys.path.insert(0, str(Path(__file__).parent))
-from accuracy_table import BASE, COUNT, HEAD_DIM, exact
+from accuracy_table import BASE, COUNT, HEAD_DIM, find_largest_error
+from measured_group import Rows
 
 ENDS = {"4k": 2**12, "128k": 2**17, "1M": 2**20}
 """Name of each block of positions, and the position that follows its last one."""
@@ -151,27 +150,17 @@ def installed() -> list[str]:
     return [name for name, (module, _) in PACKAGES.items() if importlib.util.find_spec(module)]
 
 
-def error(tables: Tables, end: int) -> str:
-    """Return the largest error of cos and sin in a block, in the two digits of the table."""
-    truth = exact(end)
-    results = [np.asarray(x, dtype=np.float64) for x in tables(end)]
-    largest = max(float(np.abs(x - e).max()) for x, e in zip(results, truth, strict=True))
-    return f"{largest:.1e}".replace("e-0", "e-")
+def name_version(name: str) -> str:
+    """Return a package and its version; ours is that of this repository."""
+    return name if name == "rope-xp" else f"{name} {importlib.metadata.version(name)}"
 
 
-def table() -> str:
-    """Return the errors as Markdown."""
-    lines = [
-        f"| largest error of cos and sin, positions up to | {' | '.join(ENDS)} |",
-        "|---" * (len(ENDS) + 1) + "|",
-    ]
+def rows() -> Rows:
+    """Return the errors of every package that is installed."""
+    found: Rows = {}
     for name in installed():
         tables = PACKAGES[name][1]()
-        version = "" if name == "rope-xp" else f" {importlib.metadata.version(name)}"
-        errors = [error(tables, end) for end in ENDS.values()]
-        lines.append(f"| {name}{version} | {' | '.join(errors)} |")
-    return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    print(table(), end="")
+        found[name_version(name)] = {
+            block: find_largest_error(tables(end), end) for block, end in ENDS.items()
+        }
+    return found

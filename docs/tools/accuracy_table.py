@@ -1,11 +1,9 @@
-"""Measure cos and sin tables against mpmath and print the errors as a Markdown table.
-
-    python docs/accuracy_table.py
+"""Measure cos and sin tables against mpmath.
 
 For every library that is installed, the largest error of any cos or sin among 256 consecutive
 positions and all pairs of a head of 128 components, base 10000. "float32 product" is the usual
 formula, ``cos(position * inv_freq)`` with both factors in float32, as the models of Hugging Face
-compute it. "compiled" is torch.compile and jax.jit. Libraries whose errors agree share a row.
+compute it. "compiled" is torch.compile and jax.jit.
 """
 
 from __future__ import annotations
@@ -16,6 +14,7 @@ from functools import lru_cache
 
 import mpmath
 import numpy as np
+from measured_group import Rows
 
 import rope_xp
 
@@ -121,26 +120,19 @@ def to_numpy(table: object) -> np.ndarray:
     return np.asarray(table.get() if hasattr(table, "get") else table, dtype=np.float64)
 
 
-def table() -> str:
-    """Return the errors of every method at every block of positions, as Markdown."""
+def rows() -> Rows:
+    """Return the errors of every method at every block of positions."""
     blocks = {name: np.arange(end - COUNT, end).astype(np.int32) for name, end in BLOCKS.items()}
-    truth = {name: exact(end) for name, end in BLOCKS.items()}
-    rows: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    found: Rows = {}
     for method, library, compute in methods():
-        errors = []
-        for block, positions in blocks.items():
-            results = [to_numpy(t) for t in compute(positions)]
-            error = max(np.abs(t - e).max() for t, e in zip(results, truth[block], strict=True))
-            errors.append(f"{error:.1e}".replace("e-0", "e-").replace("e+00", ""))
-        rows.setdefault((method, tuple(errors)), []).append(library)
-    lines = [
-        "| largest error of cos and sin, positions up to | " + " | ".join(BLOCKS) + " |",
-        "|---|" + "---|" * len(BLOCKS),
-    ]
-    for (method, errors), libraries in rows.items():
-        lines.append(f"| {method}: {', '.join(libraries)} | " + " | ".join(errors) + " |")
-    return "\n".join(lines) + "\n"
+        found[f"{method}: {library}"] = {
+            block: find_largest_error(compute(positions), BLOCKS[block])
+            for block, positions in blocks.items()
+        }
+    return found
 
 
-if __name__ == "__main__":
-    print(table(), end="")
+def find_largest_error(tables: tuple[object, object], end: int) -> float:
+    """Return the largest error of cos and sin in the block of positions below ``end``."""
+    both = zip(map(to_numpy, tables), exact(end), strict=True)
+    return max(float(np.abs(found - true).max()) for found, true in both)

@@ -1,6 +1,6 @@
 """Run the notebooks in docs/notebooks, each in a fresh kernel; an error in a cell ends the run.
 
-    python docs/run_notebooks.py [--write] [NAME ...]
+    python docs/tools/run_notebooks.py [--write] [NAME ...]
 
 With --write their outputs are stored, which is what the pages show.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 import nbformat
 from nbclient import NotebookClient
 
-FOLDER = Path(__file__).resolve().parent / "notebooks"
+FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
 
 
 def run(path: Path, *, write: bool) -> None:

@@ -1,9 +1,7 @@
 """Compile a rotation of ten million tokens for many devices, and print what each would hold.
 
-    python docs/context_parallel.py
-
 Nothing of that size is allocated: XLA compiles for as many simulated devices and tells how many
-bytes each needs. What one device does is then timed, at the first and at the last positions.
+bytes each needs. A line has the bytes of q and k, of other memory, and the count of collectives.
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=128"
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 import re
-import time
 from typing import Any
 
 import jax
@@ -28,7 +25,6 @@ from rope_xp import RoPE
 TOKENS = 10 * 2**20
 HEADS, KEY_HEADS, HEAD_DIM = 32, 8, 128
 DEVICES = (8, 32, 128)
-TIMED = 4096
 COLLECTIVE = re.compile(r"all-\w+|collective-\w+|reduce-scatter")
 
 ROPE = RoPE(base=5e5, layout="half")
@@ -52,34 +48,13 @@ def compiled(devices: int) -> tuple[Any, Any]:
     return tuple(jax.jit(f).lower(q, k, at).compile() for f in (ROPE.apply, gradient))
 
 
-def microseconds(first: int) -> float:
-    """Return the time of a token, of the share of a device whose tokens start at ``first``."""
-    q, k = (jnp.ones((1, TIMED, heads, HEAD_DIM), jnp.bfloat16) for heads in (HEADS, KEY_HEADS))
-    at = first + jnp.arange(TIMED, dtype=jnp.int32)
-    run = jax.jit(ROPE.apply)
-    best = np.inf
-    for _ in range(20):
-        start = time.perf_counter()
-        jax.block_until_ready(run(q, k, at))
-        best = min(best, time.perf_counter() - start)
-    return 1e6 * best / TIMED
-
-
 def main() -> None:
-    heads = "devices", "tokens per device", "q and k per device", "extra memory, at most"
-    print(f"| {' | '.join(heads)} | collectives |")
-    print("|---|---|---|---|---|")
     for devices in DEVICES:
         forward, backward = compiled(devices)
         memory = forward.memory_analysis()
         found = sum(len(COLLECTIVE.findall(f.as_text())) for f in (forward, backward))
         held = memory.argument_size_in_bytes - 4 * TOKENS // devices
-        print(
-            f"| {devices} | {TOKENS // devices} | {held / 2**20:.0f} MiB "
-            f"| {memory.temp_size_in_bytes / 2**20:.1f} MiB | {found} |"
-        )
-    last = TOKENS - TIMED
-    print(f"\na token at 0: {microseconds(0):.2f} us; at {last}: {microseconds(last):.2f} us")
+        print(held, memory.temp_size_in_bytes, found)
 
 
 if __name__ == "__main__":

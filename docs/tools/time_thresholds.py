@@ -1,6 +1,4 @@
-"""Print the tables behind the thresholds of the CPU paths, as in docs/speed_details.md.
-
-    python docs/thresholds.py
+"""Time both sides of each threshold of the CPU paths.
 
 Set a constant to the size from which on the choice that it guards is the better one here.
 """
@@ -13,15 +11,15 @@ from typing import NamedTuple
 from unittest import mock
 
 import numpy as np
+from measured_group import Rows
 from rope_xp_backends.cpu import launch
-from rope_xp_backends.cpu import threads as _threads
 from rope_xp_backends.numpy import paths as _paths
 
 import rope_xp
 from rope_xp._bench import clock, targets
 
 ROPE = rope_xp.RoPE(layout="half")
-ROUNDS = 15
+ROUNDS = 9
 NEVER = 1 << 60
 
 
@@ -72,37 +70,26 @@ def kib(tokens: int) -> int:
     return tokens * 40 * 128 * 4 // 1024
 
 
-def threads() -> str:
-    """ELEMENTS_A_THREAD: when a second thread pays."""
-    lines = ["| q and k, KiB | 1 thread, us | 2 threads, us |", "|---|---|---|"]
+def rows() -> Rows:
+    """Return microseconds on both sides of each threshold, by KiB of q and k."""
+    found: Rows = {}
+    # When a second thread pays.
     for tokens in (16, 64, 128, 192, 256, 384, 512, 1024, 4096):
         one = by_kernel(tokens, "ELEMENTS_A_THREAD", NEVER)
         two = by_kernel(tokens, "ELEMENTS_A_THREAD", kib(tokens) * 128)
-        lines.append("| {} | {:.0f} | {:.0f} |".format(kib(tokens), *microseconds(one, two)))
-    return "\n".join(lines)
-
-
-def streaming() -> str:
-    """BYTES_TO_STREAM: when results are better written past the caches."""
-    lines = ["| q and k, KiB | through caches, us | past them, us |", "|---|---|---|"]
+        found[f"threads, {kib(tokens)}"] = _named(("1", "2"), one, two)
+    # When results are better written past the caches.
     for tokens in (256, 512, 1024, 1536, 2048, 4096, 8192):
         through = by_kernel(tokens, "BYTES_TO_STREAM", NEVER)
         past = by_kernel(tokens, "BYTES_TO_STREAM", 1)
-        lines.append("| {} | {:.0f} | {:.0f} |".format(kib(tokens), *microseconds(through, past)))
-    return "\n".join(lines)
-
-
-def chunks() -> str:
-    """CHUNK_BYTES: how much numpy rotates at once."""
-    lines = ["| chunk, KiB | 4096 tokens, ms |", "|---|---|"]
+        found[f"streaming, {kib(tokens)}"] = _named(("through", "past"), through, past)
+    # How much numpy rotates at once.
     sizes = [1 << n for n in range(17, 24)]
     variants = [Variant(4096, "chunked", _paths, "CHUNK_BYTES", size) for size in sizes]
     for size, time_us in zip(sizes, microseconds(*variants), strict=True):
-        lines.append(f"| {size // 1024} | {time_us / 1000:.1f} |")
-    return "\n".join(lines)
+        found[f"chunk, {size // 1024}"] = {"time": time_us}
+    return found
 
 
-if __name__ == "__main__":
-    print(f"{_threads.limit()} threads at most\n")
-    for part in (threads, streaming, chunks):
-        print(f"{part.__doc__}\n\n{part()}\n")
+def _named(names: tuple[str, ...], *variants: Variant) -> dict[str, float]:
+    return dict(zip(names, microseconds(*variants), strict=True))

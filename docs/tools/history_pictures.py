@@ -12,8 +12,7 @@ from matplotlib import ticker
 
 from rope_xp._cli import plots
 
-HERE = Path(__file__).resolve().parent
-KEPT = HERE / "benchmarks"
+KEPT = Path(__file__).resolve().parents[1] / "benchmarks"
 NUMPY, TORCH, JAX = ("numpy:cpu", "float32"), ("torch:cpu", "float32"), ("jax:cpu", "float32")
 LIBRARIES = {"numpy": NUMPY, "torch": TORCH, "jax": JAX}
 PANELS = (

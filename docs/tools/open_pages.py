@@ -1,6 +1,6 @@
 """Open built pages in Chromium, and find what cannot be read or would need a network.
 
-    python docs/open_pages.py FOLDER [--pictures FOLDER]
+    python docs/tools/open_pages.py FOLDER [--pictures FOLDER]
 
 Each page is opened on a wide and on a narrow screen, in light and dark. The exit status is 1 if a
 page is wider than the screen, if code, a table, a formula or a picture is cut off or sticks out of

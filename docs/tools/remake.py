@@ -1,11 +1,11 @@
 """Draw every picture of the pages, and write what is made of code or data into them.
 
-    python docs/remake.py [--check]
+    python docs/tools/remake.py [--check]
 
 Pictures go to docs/drawn. In a page, what stands between ``<!-- made: WHAT -->`` and
-``<!-- end -->`` is made: a table of TABLES, or a part of an example. Both are committed, so that
-pages can be read where they lie. With --check nothing is written; the exit status is 1 if anything
-would be.
+``<!-- end -->`` is made: a table of TABLES, or a part of an example. So is a measured figure before
+``<!-- from: WHAT -->``, which figures.py describes. All are committed, so that pages can be read
+where they lie. With --check nothing is written; the exit status is 1 if anything would be.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ import sys
 import tempfile
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-DRAWN = HERE / "drawn"
-sys.path[:0] = [str(HERE), str(HERE / "examples")]
+TOOLS = Path(__file__).resolve().parent
+PAGES = TOOLS.parent
+ROOT = PAGES.parent
+DRAWN = PAGES / "drawn"
+sys.path[:0] = [str(TOOLS), str(PAGES / "examples")]
 
-import accuracy_table
 import architecture_picture
+import figure_tables
+import figures
 import history_pictures
 import libraries_table
 import needle
@@ -32,17 +35,17 @@ import position_pictures
 import rule_pictures
 import speed_picture
 import tiny_results
+from marks import FIGURE, MADE
 
-NEEDLE = json.loads((HERE / "needle.json").read_text("utf-8"))
-TINY = json.loads((HERE / "train_tiny.json").read_text("utf-8"))
+NEEDLE = json.loads((TOOLS / "needle.json").read_text("utf-8"))
+TINY = json.loads((TOOLS / "train_tiny.json").read_text("utf-8"))
 TABLES = {
-    "accuracy": accuracy_table.table,
+    **figure_tables.TABLES,
     "history": history_pictures.table,
     "libraries": libraries_table.table,
     "needle": lambda: needle.format_markdown(NEEDLE),
     "train_tiny": lambda: tiny_results.markdown(TINY),
 }
-MADE = re.compile(r"(<!-- made: (.+) -->\n)(?:.*\n)*?(<!-- end -->)")
 PART = re.compile(r'(\S+), from "(.+)" to "(.+)"')
 
 
@@ -68,16 +71,19 @@ def made(what: str) -> str:
     if not part:
         return TABLES[what]()
     path, start, end = part.groups()
-    text = (HERE / path).read_text("utf-8")
+    text = (PAGES / path).read_text("utf-8")
     first = text.index(f"\n{start}")
     last = text.index(f"\n{end}", first + 1)
     return f"```python\n{text[first:last].strip()}\n```\n"
 
 
 def with_made(page: str) -> str:
-    """Return a page with everything between marks made anew."""
+    """Return a page with everything between marks, and every figure before one, made anew."""
+    if lost := re.findall(r"(?<!`)<!-- from:[^\n]*", FIGURE.sub("", page)):
+        raise ValueError(f"no figure right before {lost}")
     # Blank lines, or Markdown takes what follows for a part of the comment.
-    return MADE.sub(lambda found: f"{found[1]}\n{made(found[2])}\n{found[3]}", page)
+    page = MADE.sub(lambda found: f"{found[1]}\n{made(found[2])}\n{found[3]}", page)
+    return FIGURE.sub(lambda found: f"{figures.say(found[2])}{found[1]}", page)
 
 
 def files() -> dict[Path, bytes]:
@@ -85,9 +91,11 @@ def files() -> dict[Path, bytes]:
     with tempfile.TemporaryDirectory() as folder:
         draw(Path(folder))
         held = {DRAWN / path.name: path.read_bytes() for path in Path(folder).iterdir()}
-    for page in sorted(HERE.glob("*.md")):
+    pages = [*ROOT.glob("*.md"), ROOT / "backends" / "README.md"]
+    pages += [*PAGES.glob("*.md"), *PAGES.glob("background/*.md")]
+    for page in sorted(pages):
         text = page.read_text("utf-8")
-        if MADE.search(text):
+        if MADE.search(text) or "<!-- from:" in text:
             held[page] = with_made(text).encode()
     return held
 
@@ -100,7 +108,7 @@ def main(*, check: bool) -> int:
         path for path, held in wanted.items() if not path.exists() or path.read_bytes() != held
     ]
     for path in stale:
-        print(path.relative_to(HERE.parent))
+        print(path.relative_to(PAGES.parent))
         if not check:
             _write(path, wanted.get(path))
     return int(check and bool(stale))

@@ -49,7 +49,7 @@ PICTURES = {
 def write(folder: Path) -> None:
     """Write every picture to a folder."""
     for name, (base, head_dim, rules, lengths) in PICTURES.items():
-        ropes = {"no rule": RoPE(base=base)} | {
+        ropes = {"without scaling": RoPE(base=base)} | {
             title: RoPE(base=base, scaling=rule) for title, rule in rules.items()
         }
         contexts = dict(zip(("trained context", "extended"), lengths, strict=False))

@@ -1,6 +1,4 @@
-"""Print what inexact angles do to attention scores, and how far engines drift apart, as Markdown.
-
-    python docs/score_errors.py
+"""Measure what inexact angles do to attention scores, and how far engines drift apart.
 
 A score is q . k / sqrt(head_dim) of normally distributed q and k, so scores have a standard
 deviation of 1. Errors are root mean squares against float64. Half of the keys lie within 512 tokens
@@ -10,18 +8,19 @@ of their query, half anywhere before it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
 import torch
+from measured_group import Rows
 from torch import Tensor
 
 import rope_xp
 
 HEAD_DIM, SAMPLES = 128, 4096
-MODELS = {"Llama 3, base 5e5": 5e5, "Qwen2.5-1M, base 1e7": 1e7}
+MODELS = {"Llama 3": 5e5, "Qwen2.5-1M": 1e7}
 LENGTHS = {"4k": 2**12, "32k": 2**15, "128k": 2**17, "1M": 2**20}
 CosSinPair: TypeAlias = tuple[Tensor, Tensor]
 Rotation: TypeAlias = Callable[[Tensor, np.ndarray], Tensor]
@@ -131,20 +130,16 @@ def measure_drift(base: float) -> dict[str, list[float]]:
     return drift
 
 
-def print_table(title: str, rows: dict[str, Sequence[float]]) -> None:
-    """Print rows of errors in two digits."""
-    print(f"| {' | '.join([title, *LENGTHS])} |\n|{'---|' * (1 + len(LENGTHS))}")
-    for name, errors in rows.items():
-        print(f"| {name} | {' | '.join(f'{error:.1e}'.replace('e-0', 'e-') for error in errors)} |")
-    print()
+def score_rows() -> Rows:
+    """Return the errors of scores of each model and way, by length."""
+    return {
+        f"{model}: {way}": dict(zip(LENGTHS, errors, strict=True))
+        for model, base in MODELS.items()
+        for way, errors in measure_scores(base).items()
+    }
 
 
-def main() -> None:
-    """Print all tables."""
-    for model, base in MODELS.items():
-        print_table(f"{model}: error of scores", measure_scores(base))  # type: ignore[arg-type]  # lists are sequences
-    print_table("largest difference of cos and sin, base 5e5", measure_drift(5e5))  # type: ignore[arg-type]  # likewise
-
-
-if __name__ == "__main__":
-    main()
+def drift_rows() -> Rows:
+    """Return the largest differences of cos and sin between engines, by length, base 5e5."""
+    drift = measure_drift(5e5)
+    return {pair: dict(zip(LENGTHS, errors, strict=True)) for pair, errors in drift.items()}

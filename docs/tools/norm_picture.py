@@ -43,6 +43,6 @@ def write(folder: Path) -> None:
             axes.barh(0, 0, color=colour, label=label)
         axes.set_yticks(range(len(WAYS)), list(WAYS))
         axes.invert_yaxis()
-        axes.set_xlim(0, 64)
-        axes.set_xlabel("bytes for each bfloat16 component of q and k")
+        axes.set_xlim(0, 72)
+        axes.set_xlabel("bytes per bfloat16 component of q, k")
         axes.legend(frameon=False, loc="lower right")
