@@ -14,9 +14,10 @@ import numpy as np
 from measured_group import Group, Rows, shortest
 
 import rope_xp
-from asv_benchmarks import common, contenders, gradients, rival_calls
+from asv_benchmarks import gradients
 from asv_benchmarks import norm as norms
-from asv_benchmarks.paths import use_path
+from asv_benchmarks.shared import common, contenders, rival_calls
+from asv_benchmarks.shared.paths import use_path
 from rope_xp._bench import formulas, inputs
 from rope_xp._bench.clock import Action
 from rope_xp._bench.inputs import BASE, HEAD_DIM, Case
@@ -77,13 +78,17 @@ def prefill(library: str, *dtypes: str) -> Rows:
     for dtype in dtypes:
         target, calls = contenders.contenders(name, "half", dtype)
         case = common.case(name, dtype=dtype)
-        calls = {**calls, "formula": rival_calls.usual(case), "norm": with_norm(case)}
+        calls = {
+            **calls,
+            "formula": rival_calls.action("usual", case, "half"),
+            "norm": with_norm(case),
+        }
         if library != "numpy":
             calls["norm, formula"] = norm_and_formula(case)
         if library == "jax":
             calls |= jitted(dtype, common.TOKENS)
         if library == "torch":
-            calls["compiled formula"] = rival_calls.torch_compile(case)
+            calls["compiled formula"] = rival_calls.action("torch_compile", case, "half")
             calls["norm, formula, compiled"] = norm_and_formula(case, compiled=True)
         rows[dtype] = shortest(target, calls, "ms")
     return rows
@@ -97,7 +102,7 @@ def chunked() -> Rows:
         with use_path("chunked"):
             return calls["new"]()
 
-    formula = rival_calls.usual(common.case("numpy:cpu"))
+    formula = rival_calls.action("usual", common.case("numpy:cpu"), "half")
     return {"numpy float32": shortest(target, {"chunked": without, "formula": formula}, "ms")}
 
 
@@ -111,10 +116,10 @@ def rivals() -> Rows:
         ("numpy", "onnxruntime", inputs.DTYPES[:1]),
     ):
         for dtype in dtypes:
-            layout = rival_calls.LAYOUTS.get(rival, "half")
+            layout = rival_calls.RIVALS[rival].layouts[0]
             name = f"{library}:cpu"
             target, ours = contenders.contenders(name, layout, dtype)
-            theirs = rival_calls.RIVALS[rival](common.case(name, dtype=dtype))
+            theirs = rival_calls.action(rival, common.case(name, dtype=dtype), layout)
             calls = {"rope_xp": ours["new"], "rope_xp out": ours["out"], "rival": theirs}
             rows[f"{rival} {dtype}"] = shortest(target, calls, "ms")
     return rows
@@ -167,13 +172,13 @@ def one_token() -> Rows:
         target, made = contenders.contenders(name, "half", "float32", 1, common.POSITION)
         case = common.case(name, 1, common.POSITION)
         calls = {key: made[key] for key in ("new", "out", "in place") if key in made}
-        calls |= {"norm": with_norm(case), "formula": rival_calls.usual(case)}
+        calls |= {"norm": with_norm(case), "formula": rival_calls.action("usual", case, "half")}
         if library != "numpy":
             calls["norm, formula"] = norm_and_formula(case)
         if library == "jax":
             calls |= jitted("float32", 1)
         if library == "torch":
-            calls["transformers"] = rival_calls.transformers(case)
+            calls["transformers"] = rival_calls.action("transformers", case, "half")
             calls["norm, formula, compiled"] = norm_and_formula(case, compiled=True)
         rows[library] = shortest(target, calls, "us")
     return rows
@@ -202,13 +207,13 @@ def _engines(tokens: str, dtype: str, layout: Any) -> dict[str, float]:
             f"rope_xp {target.library}": partial(rope.apply, *own, positions, out=own)
         }
         if name == "torch:cpu":
-            calls["engine"] = rival_calls.engine(case, layout)
+            calls["engine"] = rival_calls.action("engine", case, layout)
             if layout == "half":
-                calls["formula"] = rival_calls.usual(case)
+                calls["formula"] = rival_calls.action("usual", case, "half")
         else:
-            calls["mlx"] = rival_calls.mlx(case, layout)
+            calls["mlx"] = rival_calls.action("mlx", case, layout)
             if dtype == "float32":
-                calls["onnxruntime"] = rival_calls.onnxruntime(case, layout)
+                calls["onnxruntime"] = rival_calls.action("onnxruntime", case, layout)
         figures |= shortest(target, calls, "us")
     return figures
 

@@ -17,7 +17,9 @@ from measured_calls import LIBRARIES
 from measured_group import Group, Rows, shortest
 
 import rope_xp
-from asv_benchmarks import cliffs, common, in_graph, noise
+from asv_benchmarks import in_graph
+from asv_benchmarks.report import cliffs, noise
+from asv_benchmarks.shared import common
 from rope_xp._bench import inputs
 from rope_xp._bench.inputs import BASE, HEAD_DIM, Absent
 

@@ -64,5 +64,7 @@ def case(
             return xp.astype(target.put(host), getattr(xp, dtype))
         return target.put(host.astype(numpy_dtype(dtype)))
 
-    positions = target.put(np.arange(start, start + tokens, dtype=np.int32))
+    # As arange of the library counts.
+    integer = np.int32 if target.library == "jax" else np.int64
+    positions = target.put(np.arange(start, start + tokens, dtype=integer))
     return Case(target, draw(heads[0]), draw(heads[1]), positions)
