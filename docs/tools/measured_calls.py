@@ -20,11 +20,18 @@ from asv_benchmarks.paths import use_path
 from rope_xp._bench import formulas, inputs
 from rope_xp._bench.clock import Action
 from rope_xp._bench.inputs import BASE, HEAD_DIM, Case
+from rope_xp._core.typing import Layout
 
 EPS = 1e-6
 TOUCHED = 1 << 27
 """Numbers of float64: more than the calls of a group hold at once."""
 LIBRARIES = ("numpy", "torch", "jax")
+
+
+def rival(name: str, case: Case, layout: Layout = "half") -> Action:
+    """Return what users run, by its name in asv_benchmarks."""
+    make = rival_calls.RIVALS[name]
+    return make(case, layout) if name in {"engine", "mlx", "onnxruntime"} else make(case)
 
 
 def norm_and_formula(case: Case, *, compiled: bool = False) -> Action:
@@ -77,13 +84,13 @@ def prefill(library: str, *dtypes: str) -> Rows:
     for dtype in dtypes:
         target, calls = contenders.contenders(name, "half", dtype)
         case = common.case(name, dtype=dtype)
-        calls = {**calls, "formula": rival_calls.usual(case), "norm": with_norm(case)}
+        calls = {**calls, "formula": rival("usual", case), "norm": with_norm(case)}
         if library != "numpy":
             calls["norm, formula"] = norm_and_formula(case)
         if library == "jax":
             calls |= jitted(dtype, common.TOKENS)
         if library == "torch":
-            calls["compiled formula"] = rival_calls.torch_compile(case)
+            calls["compiled formula"] = rival("torch_compile", case)
             calls["norm, formula, compiled"] = norm_and_formula(case, compiled=True)
         rows[dtype] = shortest(target, calls, "ms")
     return rows
@@ -97,7 +104,7 @@ def chunked() -> Rows:
         with use_path("chunked"):
             return calls["new"]()
 
-    formula = rival_calls.usual(common.case("numpy:cpu"))
+    formula = rival("usual", common.case("numpy:cpu"))
     return {"numpy float32": shortest(target, {"chunked": without, "formula": formula}, "ms")}
 
 
@@ -105,18 +112,18 @@ def rivals() -> Rows:
     """Return milliseconds of 4096 tokens of packages, in the layout that each rotates."""
     np.ones(TOUCHED)
     rows = {}
-    for library, rival, dtypes in (
-        ("torch", "rotary_embedding_torch", inputs.DTYPES),
-        ("torch", "torch_onnx", inputs.DTYPES),
-        ("numpy", "onnxruntime", inputs.DTYPES[:1]),
+    layout: Layout
+    for library, package, layout, dtypes in (
+        ("torch", "rotary_embedding_torch", "interleaved", inputs.DTYPES),
+        ("torch", "torch_onnx", "half", inputs.DTYPES),
+        ("numpy", "onnxruntime", "half", inputs.DTYPES[:1]),
     ):
         for dtype in dtypes:
-            layout = rival_calls.LAYOUTS.get(rival, "half")
             name = f"{library}:cpu"
             target, ours = contenders.contenders(name, layout, dtype)
-            theirs = rival_calls.RIVALS[rival](common.case(name, dtype=dtype))
+            theirs = rival(package, common.case(name, dtype=dtype), layout)
             calls = {"rope_xp": ours["new"], "rope_xp out": ours["out"], "rival": theirs}
-            rows[f"{rival} {dtype}"] = shortest(target, calls, "ms")
+            rows[f"{package} {dtype}"] = shortest(target, calls, "ms")
     return rows
 
 
@@ -167,13 +174,13 @@ def one_token() -> Rows:
         target, made = contenders.contenders(name, "half", "float32", 1, common.POSITION)
         case = common.case(name, 1, common.POSITION)
         calls = {key: made[key] for key in ("new", "out", "in place") if key in made}
-        calls |= {"norm": with_norm(case), "formula": rival_calls.usual(case)}
+        calls |= {"norm": with_norm(case), "formula": rival("usual", case)}
         if library != "numpy":
             calls["norm, formula"] = norm_and_formula(case)
         if library == "jax":
             calls |= jitted("float32", 1)
         if library == "torch":
-            calls["transformers"] = rival_calls.transformers(case)
+            calls["transformers"] = rival("transformers", case)
             calls["norm, formula, compiled"] = norm_and_formula(case, compiled=True)
         rows[library] = shortest(target, calls, "us")
     return rows
@@ -202,13 +209,13 @@ def _engines(tokens: str, dtype: str, layout: Any) -> dict[str, float]:
             f"rope_xp {target.library}": partial(rope.apply, *own, positions, out=own)
         }
         if name == "torch:cpu":
-            calls["engine"] = rival_calls.engine(case, layout)
+            calls["engine"] = rival("engine", case, layout)
             if layout == "half":
-                calls["formula"] = rival_calls.usual(case)
+                calls["formula"] = rival("usual", case)
         else:
-            calls["mlx"] = rival_calls.mlx(case, layout)
+            calls["mlx"] = rival("mlx", case, layout)
             if dtype == "float32":
-                calls["onnxruntime"] = rival_calls.onnxruntime(case, layout)
+                calls["onnxruntime"] = rival("onnxruntime", case, layout)
         figures |= shortest(target, calls, "us")
     return figures
 
