@@ -21,6 +21,7 @@ from asv_benchmarks.shared.paths import use_path
 from rope_xp._bench import formulas, inputs
 from rope_xp._bench.clock import Action
 from rope_xp._bench.inputs import BASE, HEAD_DIM, Case
+from rope_xp._core.typing import Layout
 
 EPS = 1e-6
 TOUCHED = 1 << 27
@@ -110,18 +111,18 @@ def rivals() -> Rows:
     """Return milliseconds of 4096 tokens of packages, in the layout that each rotates."""
     np.ones(TOUCHED)
     rows = {}
-    for library, rival, dtypes in (
-        ("torch", "rotary_embedding_torch", inputs.DTYPES),
-        ("torch", "torch_onnx", inputs.DTYPES),
-        ("numpy", "onnxruntime", inputs.DTYPES[:1]),
+    layout: Layout
+    for library, package, layout, dtypes in (
+        ("torch", "rotary_embedding_torch", "interleaved", inputs.DTYPES),
+        ("torch", "torch_onnx", "half", inputs.DTYPES),
+        ("numpy", "onnxruntime", "half", inputs.DTYPES[:1]),
     ):
         for dtype in dtypes:
-            layout = rival_calls.RIVALS[rival].layouts[0]
             name = f"{library}:cpu"
             target, ours = contenders.contenders(name, layout, dtype)
-            theirs = rival_calls.action(rival, common.case(name, dtype=dtype), layout)
+            theirs = rival_calls.action(package, common.case(name, dtype=dtype), layout)
             calls = {"rope_xp": ours["new"], "rope_xp out": ours["out"], "rival": theirs}
-            rows[f"{rival} {dtype}"] = shortest(target, calls, "ms")
+            rows[f"{package} {dtype}"] = shortest(target, calls, "ms")
     return rows
 
 
@@ -208,8 +209,7 @@ def _engines(tokens: str, dtype: str, layout: Any) -> dict[str, float]:
         }
         if name == "torch:cpu":
             calls["engine"] = rival_calls.action("engine", case, layout)
-            if layout == "half":
-                calls["formula"] = rival_calls.action("usual", case, "half")
+            calls["formula"] = rival_calls.action("usual", case, layout)
         else:
             calls["mlx"] = rival_calls.action("mlx", case, layout)
             if dtype == "float32":
