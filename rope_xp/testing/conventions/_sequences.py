@@ -15,7 +15,7 @@ from rope_xp.testing.conventions._adapt import Positions, adapt, check, find_run
 def flash_attn(kernel: Function, rope: RoPE, head_dim: int) -> Function:
     """Adapt ``apply_rotary(x, cos, sin, seqlen_offsets, cu_seqlens, max_seqlen, interleaved)``.
 
-     x is (batch, tokens, heads, head_dim), packed (total, heads, head_dim); cos (rows, r/2), of the
+    x is (batch, tokens, heads, head_dim), packed (total, heads, head_dim); cos (rows, r/2), of the
     dtype of x; offsets (sequences,). Source: flash-attention, ops/triton/rotary.py at 03f6a6b.
     """
     rope, tables = check(rope, head_dim), get_tables(rope, head_dim, "onnx")
