@@ -69,7 +69,9 @@ python_maximum_signature_line_length = 88
 
 nitpicky = True
 # Classes of other packages, whose pages cannot be linked without a network.
-nitpick_ignore_regex = [("py:class", r"(collections|numpy|onnx|os|torch)\..+|ArrayLike|Module|Tensor")]
+nitpick_ignore_regex = [
+    ("py:class", r"(collections|numpy|onnx|os|torch)\..+|ArrayLike|Module|Tensor")
+]
 
 # Pages outside docs/ that are shown inside, and where links to them lead from here.
 PAGES = {

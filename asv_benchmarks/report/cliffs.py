@@ -18,7 +18,7 @@ import rope_xp
 from asv_benchmarks.shared import common
 from rope_xp._bench import clock, inputs
 from rope_xp._bench.clock import Spread
-from rope_xp._bench.inputs import Absent
+from rope_xp._bench.inputs import CannotMeasure
 from rope_xp._bench.targets import Target
 from rope_xp._core.typing import Array, Namespace
 
@@ -69,7 +69,7 @@ def _numpy_only(x: Array) -> np.ndarray:
     if isinstance(x, np.ndarray):
         return x
     msg = "arrays like this exist in numpy alone"
-    raise Absent(msg)
+    raise CannotMeasure(msg)
 
 
 MANY, FEW, ONE = Arranged(), Arranged((1, -1, 4, 64)), Arranged((1, -1, 1, 64))
@@ -210,7 +210,7 @@ def table() -> str:
 def _cell(name: str, ours: Arranged, other: Arranged | None, limit: float) -> str:
     try:
         ratio = times_as_fast(name, ours, other)
-    except Absent:
+    except CannotMeasure:
         return "-"
     return f"**{ratio}**" if ratio.median < limit else str(ratio)
 

@@ -10,7 +10,7 @@ from asv_runner.benchmarks.mark import SkipNotImplemented
 from asv_benchmarks import gradients
 from asv_benchmarks.shared import common, contenders, rival_calls
 from rope_xp._bench import clock
-from rope_xp._bench.inputs import Absent
+from rope_xp._bench.inputs import CannotMeasure
 
 from .table import in_processes
 
@@ -42,7 +42,7 @@ def cell(rival: str, name: str, dtype: str) -> str:
         else:
             layout = rival_calls.RIVALS[rival].layouts[0]
             target, *pair = contenders.pair(name, layout, dtype, "new", rival, common.TOKENS)
-    except (Absent, SkipNotImplemented):
+    except (CannotMeasure, SkipNotImplemented):
         return "-"
     return str(clock.times_as_fast(*clock.turns_of_seconds(target, common.REPEAT, *pair)))
 

@@ -26,7 +26,7 @@ import rope_xp
 from asv_benchmarks.shared import common, contenders, rival_calls
 from rope_xp._bench import clock, inputs
 from rope_xp._bench.clock import Action, Spread
-from rope_xp._bench.inputs import Absent
+from rope_xp._bench.inputs import CannotMeasure
 from rope_xp._bench.targets import Target
 from rope_xp._core.typing import Layout
 
@@ -72,7 +72,7 @@ def row(name: str, dtype: str) -> dict[Column, Spread]:
         for column in (*NEW, *GIVEN):
             try:
                 target, *pair = contenders.pair(name, layout, dtype, column.ours, column.other)
-            except Absent:
+            except CannotMeasure:
                 continue
             mine, theirs = clock.turns_of_seconds(target, common.REPEAT, *pair)
             if column.head == MILLISECONDS:
@@ -116,7 +116,7 @@ def decode_table() -> str:
 def _decode(name: str, key: str) -> str:
     try:
         target, _, call = contenders.pair(name, "half", "float32", "new", key, 1, common.POSITION)
-    except Absent:
+    except CannotMeasure:
         return "-"
     return str(clock.spread(clock.rounds_of_microseconds(target, call)))
 
@@ -139,7 +139,7 @@ def engine_cells(rival: str, name: str, dtype: str, layout: Layout) -> list[str]
     """Return how many times as fast rope_xp is in place, for each of SIZES."""
     try:
         pairs = [_engine_pair(rival, name, dtype, layout, *size) for size in SIZES.values()]
-    except Absent:
+    except CannotMeasure:
         return []
     return [clock.digits(_best_ratio(*pair)) for pair in pairs]
 

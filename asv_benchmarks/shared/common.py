@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rope_xp._bench import clock, formulas, inputs, targets
-from rope_xp._bench.inputs import Absent
+from rope_xp._bench.inputs import CannotMeasure
 from rope_xp._core.typing import Array, Namespace
 
 TARGETS = list(targets.NAMES)
@@ -45,7 +45,7 @@ def skipping() -> Iterator[None]:
     """Tell asv to skip what is absent. Programs that ask for nothing absent need no asv."""
     try:
         yield
-    except Absent as error:
+    except CannotMeasure as error:
         from asv_runner.benchmarks.mark import SkipNotImplemented
 
         raise SkipNotImplemented(str(error)) from error

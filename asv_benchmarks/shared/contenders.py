@@ -7,7 +7,7 @@ from functools import cache, lru_cache
 
 import rope_xp
 from rope_xp._bench.clock import Action
-from rope_xp._bench.inputs import BASE, HEADS, Absent, Case, case
+from rope_xp._bench.inputs import BASE, HEADS, CannotMeasure, Case, case
 from rope_xp._bench.targets import Target
 from rope_xp._core.typing import Array, Layout
 
@@ -43,7 +43,7 @@ def contenders(
 
     Raises
     ------
-    Absent
+    CannotMeasure
         If the target or the dtype is not here.
     """
     inputs = case(name, tokens, start, dtype, heads)
@@ -120,7 +120,7 @@ def pair(
 
     Raises
     ------
-    Absent
+    CannotMeasure
         If the target, the dtype or one of the two is not here.
     """
     target, actions = contenders(name, layout, dtype, tokens, start, heads)
@@ -128,7 +128,7 @@ def pair(
         return target, actions[ours], action(other, case(name, tokens, start, dtype, heads), layout)
     if not {ours, other} <= set(actions):
         msg = f"{name} cannot do {ours!r} or {other!r}"
-        raise Absent(msg)
+        raise CannotMeasure(msg)
     return target, actions[ours], actions[other]
 
 

@@ -7,16 +7,16 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from rope_xp._bench.inputs import Absent
+from rope_xp._bench.inputs import CannotMeasure
 
 
 @functools.cache
 def operator() -> Any:
-    """Return the operator, (q, k, positions, cache, interleaved), or raise Absent."""
+    """Return the operator, (q, k, positions, cache, interleaved), or raise CannotMeasure."""
     if importlib.util.find_spec("ninja") is None:
-        raise Absent("ninja is not installed")
+        raise CannotMeasure("ninja is not installed")
     if shutil.which("c++") is None:
-        raise Absent("there is no compiler for C++")
+        raise CannotMeasure("there is no compiler for C++")
     torch = importlib.import_module("torch")
     importlib.import_module("torch.utils.cpp_extension").load(
         "rope_xp_engine",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rope_xp._bench import clock
 from rope_xp._bench.clock import Action
-from rope_xp._bench.inputs import Absent
+from rope_xp._bench.inputs import CannotMeasure
 from rope_xp._bench.targets import Target
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -15,11 +15,11 @@ Call = Callable[[], object]
 
 
 def check(name: str) -> None:
-    """Raise Absent for a target of which no peak can be measured."""
+    """Raise CannotMeasure for a target of which no peak can be measured."""
     if name == "jax:gpu":
-        raise Absent("jax cannot forget an earlier peak of a GPU")
+        raise CannotMeasure("jax cannot forget an earlier peak of a GPU")
     if name.endswith(":cpu") and not _CLEAR.exists():
-        raise Absent("only Linux tells the peak of a process since a moment")
+        raise CannotMeasure("only Linux tells the peak of a process since a moment")
 
 
 def over_results(target: Target, action: Action) -> float:
@@ -43,7 +43,7 @@ def host(call: Call) -> float:
 def _kib(field: str) -> int:
     found = re.search(rf"^{field}:\s+(\d+) kB", _STATUS.read_text(), re.MULTILINE)
     if found is None:
-        raise Absent(f"this Linux does not tell {field}")
+        raise CannotMeasure(f"this Linux does not tell {field}")
     return int(found[1])
 
 

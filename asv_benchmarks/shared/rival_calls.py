@@ -14,7 +14,7 @@ import numpy as np
 
 from rope_xp._bench import formulas
 from rope_xp._bench.clock import Action
-from rope_xp._bench.inputs import BASE, Absent, Case
+from rope_xp._bench.inputs import BASE, CannotMeasure, Case
 from rope_xp._bench.targets import NAMES, Target
 from rope_xp._core.typing import Array, Layout
 
@@ -48,10 +48,10 @@ class Contender(NamedTuple):
 
 
 def action(name: str, case: Case, layout: Layout) -> Action:
-    """Return what rotates q and k of a case by a rival, or raise Absent."""
+    """Return what rotates q and k of a case by a rival, or raise CannotMeasure."""
     rival, at = RIVALS[name], setting(case, layout)
     if case.target.name not in rival.targets or layout not in rival.layouts:
-        raise Absent(f"{name} does not rotate {layout} on {case.target.name}")
+        raise CannotMeasure(f"{name} does not rotate {layout} on {case.target.name}")
     arrays = tuple(map(case.target.copy, at.arrays)) if rival.in_place else at.arrays
     function = rival.make(at)
     return lambda: function(arrays, at.positions)
@@ -63,11 +63,11 @@ def setting(case: Case, layout: Layout = "half") -> Setting:
 
 
 def load(module: str, name: str) -> Any:
-    """Return what a module defines, or raise Absent with the reason why it cannot be imported."""
+    """Return what a module defines, or raise CannotMeasure with the reason why it cannot be imported."""
     try:
         return getattr(importlib.import_module(module), name)
     except ImportError as error:
-        raise Absent(str(error)) from error
+        raise CannotMeasure(str(error)) from error
 
 
 def tables(at: Setting) -> tuple[Array, Array]:
@@ -169,7 +169,7 @@ def torch_onnx(at: Setting) -> Function:
 def onnxruntime(at: Setting) -> Function:
     """Return the operator of ONNX in onnxruntime, on arrays of numpy with heads first."""
     if at.arrays[0].dtype != np.float32:
-        raise Absent("onnxruntime takes arrays of numpy here, and its operator no bfloat16")
+        raise CannotMeasure("onnxruntime takes arrays of numpy here, and its operator no bfloat16")
     runtime, names = load("onnxruntime", "InferenceSession"), ["x", "cos", "sin"]
     onnx, float32 = load("onnx", "helper"), load("onnx", "TensorProto").FLOAT
     values = [onnx.make_tensor_value_info(n, float32, None) for n in (*names, "y")]

@@ -21,7 +21,7 @@ from asv_benchmarks import in_graph
 from asv_benchmarks.report import cliffs, noise
 from asv_benchmarks.shared import common
 from rope_xp._bench import inputs
-from rope_xp._bench.inputs import BASE, HEAD_DIM, Absent
+from rope_xp._bench.inputs import BASE, HEAD_DIM, CannotMeasure
 
 NOISY = (
     "apply.(Prefill.track_time_over_copy|Memory.track_time_over_limit)"
@@ -128,7 +128,7 @@ def cliff() -> Rows:
     formula = {name: (ours, None) for name, ours in cliffs.FORMULA.items()}
     for name, (ours, other) in {**cliffs.CASES, **formula}.items():
         for library in LIBRARIES[:2]:
-            with suppress(Absent):
+            with suppress(CannotMeasure):
                 ratio = cliffs.times_as_fast(f"{library}:cpu", ours, other).median
                 rows.setdefault(name, {})[library] = ratio
     return rows

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from rope_xp._bench import targets
-from rope_xp._bench.inputs import BASE, HEAD_DIM, Absent
+from rope_xp._bench.inputs import BASE, HEAD_DIM, CannotMeasure
 from rope_xp._cli import terminal
 from rope_xp._core.errors import RopeError
 from rope_xp._dispatch import find
@@ -80,8 +80,8 @@ def run_jobs(jobs: Mapping[str, Callable[[], Row]]) -> tuple[list[Row], list[Ski
             try:
                 rows.append(measure())
             # A full GPU or an unfit driver must not stop the other targets.
-            except (Absent, RopeError, RuntimeError, MemoryError, ImportError) as error:
-                skipped.append(Skipped(name, str(error), isinstance(error, Absent)))
+            except (CannotMeasure, RopeError, RuntimeError, MemoryError, ImportError) as error:
+                skipped.append(Skipped(name, str(error), isinstance(error, CannotMeasure)))
     return rows, skipped
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any, ParamSpec, TypeVar
 
-from rope_xp._core.forks import QUICK
+from rope_xp._core.forks import DICT_LOCK
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -80,7 +80,7 @@ class BoundedCache(dict[Any, Any]):
         REGISTRY[name] = self
 
     def __missing__(self, key: Any) -> Any:
-        with QUICK:
+        with DICT_LOCK:
             value = self._old.get(key)
             if value is not None:
                 self.store(key, value)
@@ -90,12 +90,12 @@ class BoundedCache(dict[Any, Any]):
         return super().__len__() + len(self._old)
 
     def values(self) -> list[Any]:  # type: ignore[override]  # no view, as other threads store
-        with QUICK:
+        with DICT_LOCK:
             return [*super().values(), *self._old.values()]
 
     def store(self, key: Any, value: Any) -> None:
         """Add an entry, which is not None, and evict another beyond the limit."""
-        with QUICK:
+        with DICT_LOCK:
             if 2 * super().__len__() >= self.max_entries:
                 self._old.update(self)
                 self.clear()
@@ -106,7 +106,7 @@ class BoundedCache(dict[Any, Any]):
 
     def cache_clear(self) -> None:
         """Evict all."""
-        with QUICK:
+        with DICT_LOCK:
             self._old.clear()
             self.clear()
 
@@ -129,7 +129,7 @@ class TableCache(dict[Any, Any]):
 
     def __missing__(self, key: Any) -> Any:
         tables = self.function(key)
-        with QUICK:
+        with DICT_LOCK:
             self.built += 1
             tables = self.setdefault(key, tables)
             _ORDER[self, key] = _count_bytes(tables)
@@ -141,7 +141,7 @@ class TableCache(dict[Any, Any]):
 
     def cache_clear(self) -> None:
         """Evict all."""
-        with QUICK:
+        with DICT_LOCK:
             for key in list(self):
                 _ORDER.pop((self, key), None)
             self.clear()

@@ -168,12 +168,12 @@ def specialize(
     if launch is None:
         if isinstance(source, CosSin) and source.cos.shape != signature.angle_inputs[0].shape:
             return None  # a view of some columns, which only a plan of a kernel holds
-        launch = _replay(call, portable.run if path is None else path.run)
+        launch = _make_generic_launch(call, portable.run if path is None else path.run)
     tables = weakref.ref(source.tables) if isinstance(source, TableLookup) else None
     return CachedCall(launch, tables)
 
 
-def _replay(call: Call, run_path: Callable[[Call], Arrays]) -> Launch:
+def _make_generic_launch(call: Call, run_path: Callable[[Call], Arrays]) -> Launch:
     """Return a launch that runs a path on calls like a checked one."""
     backend, spec, source = call.backend, call.spec, call.angles[0]
     has_weight = [w is not None for w in call.weights]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rope_xp._core.errors import BROKEN
-from rope_xp._core.forks import SLOW
+from rope_xp._core.forks import IMPORT_LOCK
 from rope_xp._core.signals import defer_interrupts
 from rope_xp._dispatch.backend import Backend
 
@@ -125,7 +125,7 @@ def third_party_backends() -> list[Backend]:
     global _third_party
     if _third_party is not None:
         return _third_party
-    with SLOW, defer_interrupts():  # an interrupt would be taken for an error of a plugin
+    with IMPORT_LOCK, defer_interrupts():  # an interrupt would be taken for an error of a plugin
         import importlib.metadata  # takes as long as rope_xp itself
 
         if _third_party is None:
@@ -146,7 +146,7 @@ def third_party_backends() -> list[Backend]:
 
 
 def _wrap_namespace(x: object) -> Backend | None:
-    with SLOW:  # or a child forked meanwhile waits for ever
+    with IMPORT_LOCK:  # or a child forked meanwhile waits for ever
         import array_api_compat  # 2 to 7 ms, which most programs never need
 
     try:

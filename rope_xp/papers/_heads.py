@@ -124,7 +124,7 @@ def rotate(
         if value is not None:
             raise RopeError(
                 f"{argument} needs a rope, as nothing is rotated without one; pass "
-                f"rope=rope_xp.RoPE(), or leave {argument} away"
+                f"rope=rope_xp.RoPE(), or omit {argument}"
             )
     return q, k
 

@@ -261,7 +261,7 @@ assert os.waitpid(child, 0)[1] == 0
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 @pytest.mark.parametrize(
-    "step", ["imports", "entry points", exhaustive("QUICK"), exhaustive("SLOW")]
+    "step", ["imports", "entry points", exhaustive("DICT_LOCK"), exhaustive("IMPORT_LOCK")]
 )
 def test_a_child_forked_during_the_first_call_waits_for_nobody(step):
     # Python 3.12 warns of any fork beside a thread, which is what is tested here.

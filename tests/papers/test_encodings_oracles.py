@@ -36,7 +36,7 @@ def test_sinusoidal_takes_any_shape_base_and_library():
     assert result.dtype == torch.float32
     angles = np.array([7.5, 0.75])
     row = np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(-1)
-    np.testing.assert_allclose(result[1, 2], row, rtol=0, atol=2.4e-7)  # as above
+    np.testing.assert_allclose(result[1, 2], row, rtol=0, atol=2.4e-7)
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])

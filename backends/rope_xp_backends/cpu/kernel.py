@@ -150,12 +150,12 @@ def _find_out_of_range(params: dict[str, Int], positions: Int) -> Any:
     counts = params["components"], params["rows"] // params["length"], params["length"]
     with loop(zero, counts[0]) as c, loop(zero, counts[1]) as b, loop(zero, counts[2]) as t:
         address = positions + c * steps[0] + b * steps[1] + t * steps[2]
-        distance = abs(address.peek())
+        distance = abs(address.load_i64())
         # The absolute value of -2**63 is itself, and no smaller number is out of range.
         outside = builder.icmp_unsigned(">=", distance.value, ir.Constant(I64, LIMIT))
         with builder.if_then(outside, likely=False):
             found.store(distance.value, 8)
-    return found.peek().is_nonzero()
+    return found.load_i64().is_nonzero()
 
 
 # for (i = 0; i < tokens; i++)
@@ -178,13 +178,13 @@ def _copy_given(block: Block, given: list[Int]) -> None:
 # }
 def _look_up(plan: Int, block: Block, scratch: CosSin) -> None:
     """Look up angles segment by segment, as rope_xp._rotation.angles.cos_sin does."""
-    tables = {name: block.tables.peek(i) for i, name in enumerate(TABLES)}
+    tables = {name: block.tables.load_i64(i) for i, name in enumerate(TABLES)}
     block, params = block._replace(params=block.params | tables), block.params
     needs_select = params["needs_select"].is_nonzero()
     cos, sin = (choose(needs_select, y, x) for x, y in zip(block.cos_sin, scratch, strict=True))
     with loop(cos.like(0), params["segments"]) as i:
         bounds = plan + (i * 3 + len(FIELDS)) * 8
-        segment = bounds.peek(0), bounds.peek(1), bounds.peek(2)
+        segment = bounds.load_i64(0), bounds.load_i64(1), bounds.load_i64(2)
         _look_up_segment(block._replace(cos_sin=(cos, sin)), *segment)
         with plan.builder.if_then(needs_select):
             _select_component(block, scratch, *segment)
@@ -217,7 +217,7 @@ def _look_up_segment(block: Block, c: Int, first: Int, end: Int) -> None:
     )
     with loop(first.like(0), block.tokens) as i:
         address = choose(implicit, params["low"], positions + i * params["a_token"])  # readable
-        position = choose(implicit, block.token + i, address.peek())
+        position = choose(implicit, block.token + i, address.load_i64())
         count = abs(position)
         inside = b.and_(position.is_(">", -LIMIT), position.is_("<", LIMIT))
         digits = (

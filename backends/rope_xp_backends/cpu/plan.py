@@ -18,16 +18,16 @@ from rope_xp._core.memory import (
     measure_extent,
 )
 
-FEW = 8
+NARROW_STEP = 8
 """Pairs of the smallest vector step, but for the last ones of a head."""
 BLOCK = 64
 """Tokens whose cos and sin stay in the first cache: 32 KB at head_dim 128."""
 BYTES_TO_RELEASE = 1 << 15
 """Larger arrays are rotated while other threads run Python. Smaller ones take a microsecond."""
-APART_FROM_BYTES = 1 << 22
-HELD_BYTES = 1 << 21
+STREAMED_MIN_BYTES = 1 << 22
+STREAMED_BLOCK_BYTES = 1 << 21
 """Bytes of cos and sin of a thread (twice as many with mixed components), where tokens of a head
-are adjacent, heads far apart, and arrays have ``APART_FROM_BYTES``: reading many tokens in a row
+are adjacent, heads far apart, and arrays have ``STREAMED_MIN_BYTES``: reading many tokens in a row
 streams memory, and fills a new page soon after the kernel zeroed it. 4096 tokens at head_dim 128,
 in float32, take 0.7 of the time of 64 on one core and two of Zen 4."""
 STREAM, CHECK = 1, 2
@@ -49,7 +49,7 @@ FIELDS = (
         "negate_given",
         "copies_given",
         "before",
-        "behind",
+        "after",
     ),
     *("use_tables", "implicit_positions", "has_fraction", "segments", "needs_select"),
     *("a_skip", "a_batch", "a_token", "a_segment", "b_skip", "b_batch", "b_token", "b_segment"),
@@ -68,12 +68,12 @@ class NormKey(NamedTuple):
     """The dtype of weights, "" for none."""
     before: int
     """Normalized components before the rotated slice."""
-    behind: int
+    after: int
 
     @property
     def has_rest(self) -> bool:
         """Whether components outside the slice are normalized too."""
-        return self.before + self.behind > 0
+        return self.before + self.after > 0
 
 
 class KernelKey(NamedTuple):
@@ -181,8 +181,8 @@ def build_plan(
             numbers[f"{name}_x_head"], numbers[f"{name}_y_head"] = step, y.strides[axes.heads]
             heads_apart |= x.shape[axes.heads] > 1 and abs(step) > abs(token.steps[2 * i])
     block = BLOCK
-    if heads_apart and sum(sizes) >= APART_FROM_BYTES:
-        block = max(BLOCK, HELD_BYTES // (2 * max(itemsize, 4) * pairs))
+    if heads_apart and sum(sizes) >= STREAMED_MIN_BYTES:
+        block = max(BLOCK, STREAMED_BLOCK_BYTES // (2 * max(itemsize, 4) * pairs))
     segments, needs_select = split_segments(angles.component, pairs)
     numbers |= {
         "rows": batch.length * token.length,
@@ -194,7 +194,7 @@ def build_plan(
         "copies_given": not use_tables
         and any(a.strides[-1] != max(itemsize, 4) for a in angles.layouts),
         "before": spec.rotary_offset * itemsize,
-        "behind": (arrays[0].shape[-1] - spec.rotary_offset - 2 * pairs) * itemsize,
+        "after": (arrays[0].shape[-1] - spec.rotary_offset - 2 * pairs) * itemsize,
         "use_tables": use_tables,
         "implicit_positions": not angles.layouts,
         "has_fraction": use_tables and len(angles.layouts) > 1,
@@ -260,5 +260,5 @@ def split_segments(component: Sequence[int], pairs: int) -> tuple[list[tuple[int
     if len(starts) > components:
         return [(c, 0, pairs) for c in range(components)], True
     # In whole vector steps: the next segment overwrites the surplus.
-    ends = [a + -(-(b - a) // FEW) * FEW for a, b in pairwise([*starts, pairs])]
+    ends = [a + -(-(b - a) // NARROW_STEP) * NARROW_STEP for a, b in pairwise([*starts, pairs])]
     return [(component[a], a, min(b, pairs)) for a, b in zip(starts, ends, strict=True)], False

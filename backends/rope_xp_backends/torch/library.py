@@ -94,7 +94,7 @@ class Torch(Backend):
                 "a nested tensor, and dense ones are taken; give those in it, one by one, or padded"
             )
         if x.layout is not torch.strided:
-            return f"a tensor of layout {x.layout}, and dense ones are taken; give its to_dense()"
+            return f"a tensor of layout {x.layout}, and dense ones are taken; pass x.to_dense()"
         return None
 
     def device(self, x: torch.Tensor) -> torch.device:

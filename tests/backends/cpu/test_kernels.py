@@ -63,9 +63,9 @@ def test_blocks_of_any_number_of_tokens_have_the_bits_of_numpy(any_path, dtype, 
     positions = rng.integers(0, 1 << 20, (2, 333))
     q, k = sample(rng, 2, 3, 333, 8, dtype=dtype), sample(rng, 2, 1, 333, 8, dtype=dtype)
     rope = RoPE(layout="interleaved_to_half")
-    monkeypatch.setattr(plan, "APART_FROM_BYTES", 0)
-    for held in (plan.HELD_BYTES, 10_000, 1):
-        monkeypatch.setattr(plan, "HELD_BYTES", held)
+    monkeypatch.setattr(plan, "STREAMED_MIN_BYTES", 0)
+    for held in (plan.STREAMED_BLOCK_BYTES, 10_000, 1):
+        monkeypatch.setattr(plan, "STREAMED_BLOCK_BYTES", held)
         call_cache.CALLS.cache_clear()  # which hold plans
         expected, x = truth(rope.apply, q, k, positions, axes="bhsd"), q.copy()
         same(rope.apply(q, k, positions, axes="bhsd"), expected)

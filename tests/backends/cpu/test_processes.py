@@ -65,8 +65,8 @@ if __name__ == "__main__":
     path = sys.argv[1]
     compiling = threading.Thread(target=right, args=(path,))
     compiling.start()
-    while path == "llvm" and forks.SLOW.acquire(blocking=False):
-        forks.SLOW.release()
+    while path == "llvm" and forks.IMPORT_LOCK.acquire(blocking=False):
+        forks.IMPORT_LOCK.release()
     assert child(path), "forked while a thread compiled"
     compiling.join()
     assert right(path) and child(path) and right(path), "forked beside a pool"
