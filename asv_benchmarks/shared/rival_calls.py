@@ -63,7 +63,7 @@ def setting(case: Case, layout: Layout = "half") -> Setting:
 
 
 def load(module: str, name: str) -> Any:
-    """Return what a module defines, or raise CannotMeasure with the reason why it cannot be imported."""
+    """Return what a module defines, or raise CannotMeasure with why it cannot be imported."""
     try:
         return getattr(importlib.import_module(module), name)
     except ImportError as error:
