@@ -28,7 +28,7 @@ class Case(NamedTuple):
 
 
 def find(name: str) -> targets.Target:
-    """Return a target by its name; raise CannotMeasure where this machine or rope_xp does not have it."""
+    """Return a target by its name; raise CannotMeasure where it is not here."""
     known = name in targets.ALL_NAMES
     target = targets.find(name) if known else "not known to this version of rope_xp"
     if isinstance(target, str):
@@ -53,7 +53,7 @@ def numpy_dtype(name: str) -> np.dtype:
 def case(
     name: str, tokens: int, start: int = 0, dtype: str = "float32", heads: tuple[int, int] = HEADS
 ) -> Case:
-    """Return inputs of tokens from position ``start``, the same in every call; or raise CannotMeasure."""
+    """Return the same inputs for every call, from position ``start``; or raise CannotMeasure."""
     target = find(name)
     random = np.random.default_rng(0)
 

@@ -33,7 +33,7 @@ def _hold_across_forks(lock: threading.RLock) -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    # Before a fork they run in reverse order: IMPORT_LOCK, imports (which IMPORT_LOCK may cover), then DICT_LOCK.
+    # Before a fork they run in reverse order: IMPORT_LOCK, imports (which it may cover), DICT_LOCK.
     _hold_across_forks(DICT_LOCK)
     os.register_at_fork(before=_finish_imports)
     _hold_across_forks(IMPORT_LOCK)
