@@ -26,7 +26,7 @@ from rope_xp.rope import RoPE
 _registrars.append(_find.register_pytrees)
 
 if _typing.TYPE_CHECKING:
-    from rope_xp import backend, integrations, layers, onnx, papers, positions, testing  # noqa: F401
+    from rope_xp import backend, integrations, layers, onnx, papers, positions, testing  # noqa: F401  # names for type checkers
 else:
     __getattr__, __dir__ = _load_on_first_use(
         __name__, "backend", "integrations", "layers", "onnx", "papers", "positions", "testing"

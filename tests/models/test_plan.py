@@ -140,7 +140,9 @@ def test_layers_without_attention_are_not_guessed(model_type: str) -> None:
     for key in keys:
         config.pop(key, None)
     config["head_dim"] = config.get("head_dim") or 64
-    with pytest.raises(RopeConfigError, match="layer_types|layers_block_type|block_types"):
+    with pytest.raises(
+        RopeConfigError, match="layer_types|layers_block_type|block_types|mrope_section"
+    ):
         rope_xp.plan(config)
 
 
