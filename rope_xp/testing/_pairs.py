@@ -181,6 +181,14 @@ def _find_fault(head: Floats, pairs: Indices, eps: float) -> str | None:
     return f"the two parts turn by different angles, so the norm is not kept: {cause}"
 
 
+def list_pairs(layout: Layout, rotary_dim: int) -> Indices:
+    """Return the two components that each pair is read from, and written to, (4, pairs)."""
+    n = np.arange(2 * (rotary_dim // 2))
+    halves, neighbours = n.reshape(2, -1), n.reshape(-1, 2).T
+    read = halves if layout == "half" else neighbours
+    return np.concatenate([read, neighbours if layout == "interleaved" else halves])
+
+
 def _find_layout(pairs: Indices, name: str) -> tuple[Layout, int, Indices]:
     """Return the layout of pairs, its rotary_dim, and the index of each pair."""
     i, j, o, p = (int(n) for n in pairs[0])
@@ -191,11 +199,7 @@ def _find_layout(pairs: Indices, name: str) -> tuple[Layout, int, Indices]:
     }
     for layout in get_args(Layout):
         rotary_dim = sizes[layout]
-        n = np.arange(rotary_dim // 2)
-        neighbours, halves = (2 * n, 2 * n + 1), (n, n + rotary_dim // 2)
-        sources = halves if layout == "half" else neighbours
-        targets = neighbours if layout == "interleaved" else halves
-        matches = (pairs[:, None] == i + np.stack([*sources, *targets], axis=-1)).all(axis=-1)
+        matches = (pairs[:, None] == i + list_pairs(layout, rotary_dim).T).all(axis=-1)
         if matches.any(axis=-1).all():
             return layout, rotary_dim, matches.argmax(axis=-1)
     shown = ", ".join(f"({a}, {b})" for a, b, _, _ in pairs[:3])

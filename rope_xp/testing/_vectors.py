@@ -20,10 +20,10 @@ from rope_xp._core.errors import RopeError
 from rope_xp.hf import LayerPlan, NormPlan, _limits
 from rope_xp.hf._layer_plan import describe
 from rope_xp.hf._plan import group_layers
-from rope_xp.rope import RoPE
+from rope_xp.testing._norm import Floats, divide
+from rope_xp.testing._pairs import list_pairs
 from rope_xp.testing._rounding import NARROW
 
-Floats = NDArray[np.float64]
 Tensors = dict[str, NDArray[Any]]
 
 _MULTIPLIERS = [np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)]
@@ -145,14 +145,15 @@ def _build_kind(name: str, layer: LayerPlan) -> Tensors:
     axes, factor = getattr(rope, "position_axes", None), getattr(rope, "attention_factor", 1.0)
     heads = {"q": min(layer.heads or 1, 2), "k": 2 if layer.kv_heads == layer.heads != 1 else 1}
     tensors: Tensors = {"tolerance": max(1.0, factor) * np.array([8e-6, 2.0**-5])}
+    pairs, part = np.zeros((4, 0), np.int64), slice(None)  # part of a head, that a norm spans
     if rope is not None:
-        tensors |= {"pairs": _list_pairs(rope, head_dim), "attention_factor": np.array([factor])}
+        count, first = slice_of(rope, head_dim)
+        pairs = first + list_pairs(rope.layout, count)
+        tensors |= {"pairs": pairs, "attention_factor": np.array([factor])}
+        if norm is not None and norm.over == "slice":
+            part = slice(first, first + count)
     if axes is not None:
         tensors["axes"] = np.array(axes)
-    part = slice(None)  # of a head, that a norm spans
-    if norm is not None and norm.over == "slice" and rope is not None:
-        count, first = slice_of(rope, head_dim)
-        part = slice(first, first + count)
     over, offset = getattr(norm, "over", "head"), getattr(norm, "offset", 0.0)
     for i, array in enumerate(() if norm is None else norm.weighted):
         width = len(range(head_dim)[part]) * (heads[array] if over == "all heads" else 1)
@@ -164,13 +165,11 @@ def _build_kind(name: str, layer: LayerPlan) -> Tensors:
             own["query_factors"] = layer.query_factors(case.positions)
         turns = np.ones(0)
         if rope is not None:
-            own["frequencies"] = rope.for_length(int(case.positions.max()) + 1).frequencies(
-                head_dim
-            )
-            by_pair = case.positions[..., None]
-            by_pair = by_pair if axes is None else np.moveaxis(case.positions[list(axes)], 0, -1)
+            at_length = rope.for_length(int(case.positions.max()) + 1)
+            own["frequencies"] = at_length.frequencies(head_dim)
+            read = case.positions[None] if axes is None else case.positions[list(axes)]
+            by_pair = np.moveaxis(read, 0, -1)
             turns = factor * np.exp(1j * by_pair * own["frequencies"])
-        pairs = tensors.get("pairs", np.zeros((4, 0), np.int64))
         for i, array in enumerate("qk"):
             shape = (*case.positions.shape[axes is not None :], heads[array], head_dim)
             x = _make_input(shape, 2 * n + i)
@@ -202,14 +201,6 @@ def _make_input(shape: tuple[int, ...], seed: int) -> Floats:
     return ((z >> np.uint64(56)).astype(np.float64) - 128.0).reshape(shape) / 64.0
 
 
-def _list_pairs(rope: RoPE, head_dim: int) -> NDArray[np.int64]:
-    """Return for each pair where its two components are read, and where they are written."""
-    r, offset = slice_of(rope, head_dim)
-    halves, neighbours = np.arange(r).reshape(2, -1), np.arange(r).reshape(-1, 2).T
-    read = halves if rope.layout == "half" else neighbours
-    return offset + np.concatenate([read, neighbours if rope.layout == "interleaved" else halves])
-
-
 def _rotate(x: Floats, turns: NDArray[Any], pairs: NDArray[np.int64]) -> Floats:
     a, b, c, d = pairs
     z, y = (x[..., a] + 1j * x[..., b]) * turns[..., None, :], x.copy()
@@ -221,7 +212,7 @@ def _normalize(x: Floats, norm: NormPlan, weight: Any, part: slice) -> Floats:
     result, y = x.copy(), x[..., part]
     y = y.reshape(*y.shape[:-2], 1, -1) if norm.over == "all heads" else y
     y = y - y.mean(-1, keepdims=True) if norm.kind == "layer" else y
-    y = y / np.sqrt(np.square(y).mean(-1, keepdims=True) + norm.eps)
+    y = divide(y, norm.eps)
     y = y if weight is None else y * (weight.astype(np.float64) + norm.offset)
     result[..., part] = y.reshape(result[..., part].shape)
     return result

@@ -4,6 +4,7 @@ Consecutive positions are a sequence. If each batch entry is one, the kernel get
 otherwise all sequences packed.
 """
 
+from functools import wraps
 from typing import Any
 
 from rope_xp._core.typing import Array
@@ -36,15 +37,14 @@ def fla(kernel: Function, rope: RoPE, head_dim: int) -> Function:
     x is (batch, tokens, heads, head_dim), packed (1, total, heads, head_dim); cos (rows, r/2), of
     the dtype of x. Source: flash-linear-attention, modules/rotary.py at 4057f93.
     """
-    rope, tables = check(rope, head_dim), get_tables(rope, head_dim, "onnx")
 
-    def rotate(x: Array, starts: Array, bounds: Array | None) -> Array:
-        options = {"interleaved": rope.layout == "interleaved", "seqlen_offsets": starts}
-        if bounds is None:
-            return kernel(x, *tables(x), **options)
-        return kernel(x[None], *tables(x), **options, cu_seqlens=bounds)[0]
+    @wraps(kernel)
+    def rotate(x: Array, *tables: Array, max_seqlen: int | None = None, **options: Any) -> Array:
+        if max_seqlen is None:
+            return kernel(x, *tables, **options)
+        return kernel(x[None], *tables, **options)[0]
 
-    return _adapt_sequences(kernel, rope, rotate)
+    return flash_attn(rotate, rope, head_dim)
 
 
 def transformer_engine(kernel: Function, rope: RoPE, head_dim: int) -> Function:
