@@ -21,10 +21,8 @@ from rope_xp.hf import _files
 _INDEX_BYTES = 1 << 28
 _ISOLATED = threading.Event()
 """Set while transformers reads a configuration, for all threads: it may name models elsewhere."""
-_NETWORK, _PICKLES = (
-    ("socket.getaddrinfo", "socket.connect"),
-    (".bin", ".ckpt", ".pkl", ".pt", ".pth"),
-)
+_NETWORK = "socket.getaddrinfo", "socket.connect"
+_PICKLES = ".bin", ".ckpt", ".pkl", ".pt", ".pth"
 
 
 def load_model(folder: Path) -> Any:

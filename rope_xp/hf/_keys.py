@@ -125,8 +125,7 @@ def read_size(config: Mapping[str, Any], name: str) -> int | None:
 
 def read_head_dim(config: Mapping[str, Any], model: Model) -> int | None:
     """Return the components of a head; None if sizes are missing."""
-    head_dim = read_size(config, "head_dim") or model.sizes.get("head_dim")
-    if head_dim is not None:
+    if head_dim := read_size(config, "head_dim") or model.sizes.get("head_dim"):
         return head_dim
     width, *divisors = (read_size(config, name) or model.sizes.get(name) for name in model.width)
     return None if None in (width, *divisors) else width // math.prod(divisors)  # type: ignore[operator, arg-type]  # not None
