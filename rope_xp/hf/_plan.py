@@ -12,11 +12,10 @@ from rope_xp._core import numbers
 from rope_xp._core.errors import RopeConfigError, RopeError
 from rope_xp._core.typing import Layout
 from rope_xp.hf import _build, _keys, _limits
-from rope_xp.hf._keys import FLAT, Model
+from rope_xp.hf._keys import FLAT, Model, Part
 from rope_xp.hf._layer_plan import IndexerPlan, LayerPlan, NormPlan, Temperature
 from rope_xp.rope import RoPE
 
-Part = Mapping[str, Any]
 _LISTED = {
     "attn_layer_indices": ("attention", "mamba"),
     "cross_attention_layers": ("cross_attention", "attention"),
@@ -164,8 +163,7 @@ def list_unrotated(part: Part, model: Model, total: int | None) -> list[int]:
 
 
 def _build_layer(facts: _Facts, i: int, kind: str, rope: RoPE | None, own: Part) -> LayerPlan:
-    head_dim = read_head_dim(facts.part, facts.model, kind, own)
-    if head_dim is None:
+    if (head_dim := read_head_dim(facts.part, facts.model, kind, own)) is None:
         raise RopeConfigError("head_dim is missing, and a plan needs it")
     heads, kv_heads = _read_heads(facts, kind, own, i)
     scale = facts.model.attention.softmax(facts.need, head_dim)
