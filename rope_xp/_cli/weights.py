@@ -27,8 +27,7 @@ _PICKLES = ".bin", ".ckpt", ".pkl", ".pt", ".pth"
 
 def load_model(folder: Path) -> Any:
     """Return the model in a folder."""
-    missing = [n for n in ("torch", "transformers") if importlib.util.find_spec(n) is None]
-    if missing:
+    if missing := [n for n in ("torch", "transformers") if importlib.util.find_spec(n) is None]:
         names = " and ".join(missing)
         raise RopeError(f"--weights needs {names} (pip install torch transformers)")
     config, files = _files.read_json(folder / "config.json"), _list_files(folder)
