@@ -206,9 +206,8 @@ def print_report(report: dict[str, Any]) -> None:
         terminal.write_list(title, report[title])
     if not report["suspicious"]:
         terminal.write("", "suspicious: nothing; all rotary keys are used and consistent")
-    texts_to_paste = [layers["python"] for layers in report["layers"] if layers["python"]]
-    if texts_to_paste:
-        lines = "\n".join(texts_to_paste).split("\n")
+    if texts := [layers["python"] for layers in report["layers"] if layers["python"]]:
+        lines = "\n".join(texts).split("\n")
         terminal.write("", "in Python:", "", "import rope_xp", "", *lines)
 
 

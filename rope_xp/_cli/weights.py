@@ -21,16 +21,13 @@ from rope_xp.hf import _files
 _INDEX_BYTES = 1 << 28
 _ISOLATED = threading.Event()
 """Set while transformers reads a configuration, for all threads: it may name models elsewhere."""
-_NETWORK, _PICKLES = (
-    ("socket.getaddrinfo", "socket.connect"),
-    (".bin", ".ckpt", ".pkl", ".pt", ".pth"),
-)
+_NETWORK = "socket.getaddrinfo", "socket.connect"
+_PICKLES = ".bin", ".ckpt", ".pkl", ".pt", ".pth"
 
 
 def load_model(folder: Path) -> Any:
     """Return the model in a folder."""
-    missing = [n for n in ("torch", "transformers") if importlib.util.find_spec(n) is None]
-    if missing:
+    if missing := [n for n in ("torch", "transformers") if importlib.util.find_spec(n) is None]:
         names = " and ".join(missing)
         raise RopeError(f"--weights needs {names} (pip install torch transformers)")
     config, files = _files.read_json(folder / "config.json"), _list_files(folder)

@@ -124,8 +124,6 @@ _FACTS: dict[str, dict[str, Any]] = {
     "muse_spark": {"needs": ("layer_rope_theta",)},
     "zaya": {"obstacle": "its norm of q and k is none of RMSNorm and LayerNorm"},
 }
-
-
 _TABLES: dict[str, Mapping[str, Any]] = {
     "norms": {k: v if isinstance(v, tuple) else (v,) for k, v in _NORMS.items()},
     "softmax": _SOFTMAX,

@@ -41,8 +41,7 @@ def find_model(config: Mapping[str, Any], layout: Layout | None = None) -> _keys
     if not isinstance(name, str):
         raise RopeConfigError(f"model_type must be a string; got {name!r}")
     row = get_row(name)
-    obstacle = _find_obstacle(name, config, row)
-    if obstacle is not None:
+    if obstacle := _find_obstacle(name, config, row):
         raise RopeConfigError(f"model_type {name!r}{obstacle}")
     if row is None:
         if not _is_rotary(config):

@@ -12,12 +12,10 @@ from rope_xp._core import numbers
 from rope_xp._core.errors import RopeConfigError, RopeError
 from rope_xp._core.typing import Layout
 from rope_xp.hf import _build, _keys, _limits
-from rope_xp.hf._attention import Attention
-from rope_xp.hf._keys import FLAT, Model
+from rope_xp.hf._keys import FLAT, Model, Part
 from rope_xp.hf._layer_plan import IndexerPlan, LayerPlan, NormPlan, Temperature
 from rope_xp.rope import RoPE
 
-Part = Mapping[str, Any]
 _LISTED = {
     "attn_layer_indices": ("attention", "mamba"),
     "cross_attention_layers": ("cross_attention", "attention"),
@@ -32,9 +30,10 @@ class _MissingKeyError(RopeConfigError):
 
 @dataclass(frozen=True)
 class _Facts:
-    """A configuration, and whether it has the defaults of the model's class."""
+    """A configuration with the row of its type, and whether it has the defaults of its class."""
 
     part: Part
+    model: Model
     is_filled: bool
 
     def find(self, name: str) -> Any:
@@ -76,7 +75,7 @@ def build_plan(part: Part, layout: Layout | None) -> tuple[LayerPlan, ...]:
 
 def _read_layers(part: Part, layout: Layout | None, *, is_filled: bool) -> tuple[LayerPlan, ...]:
     try:
-        return _build_layers(_Facts(part, is_filled), _build.find_model(part, layout))
+        return _build_layers(_Facts(part, _build.find_model(part, layout), is_filled))
     except RopeConfigError:
         raise
     except (RopeError, TypeError, ArithmeticError) as error:
@@ -92,8 +91,8 @@ def find_class(part: Part) -> Any:
     return next((mapping[n] for n in (f"{name}_text", name) if n in mapping), None)
 
 
-def _build_layers(facts: _Facts, model: Model) -> tuple[LayerPlan, ...]:
-    part, attention = facts.part, model.attention
+def _build_layers(facts: _Facts) -> tuple[LayerPlan, ...]:
+    part, model, attention = facts.part, facts.model, facts.model.attention
     obstacle = "its layers see images; plans are of language models" if model.axial else None
     if obstacle := attention.obstacle or obstacle:
         raise RopeConfigError(f"no plan of model_type {part.get('model_type')!r}: {obstacle}")
@@ -102,23 +101,23 @@ def _build_layers(facts: _Facts, model: Model) -> tuple[LayerPlan, ...]:
     if part.get("qk_nope_head_dim") is None and "head_dim" not in model.sizes:
         facts.find("head_dim")  # of which many classes have a default that is not width over heads
     ropes = _build.build_ropes(part, model)
-    kinds = _list_kinds(facts, attention, is_uniform=FLAT in ropes)
+    kinds = _list_kinds(facts, is_uniform=FLAT in ropes)
     unrotated, overrides = {*list_unrotated(part, model, len(kinds))}, read_overrides(part)
-    temperature, layers = _read_temperature(facts, model), []
+    temperature, layers = _read_temperature(facts), []
     for i, kind in enumerate(kinds):
-        if kind in _NO_ATTENTION:
-            layers.append(LayerPlan(kind=kind))
-            continue
-        rope = None if i in unrotated else _select(kind, ropes)
-        layer = _build_layer(facts, model, i, kind, rope, overrides.get(i, {}))
-        if rope is None or not attention.has_temperature:
-            layer = replace(layer, temperature=temperature)
+        layer = LayerPlan(kind=kind)
+        if kind not in _NO_ATTENTION:
+            rope = None if i in unrotated else _select(kind, ropes)
+            layer = _build_layer(facts, i, kind, rope, overrides.get(i, {}))
+            if rope is None or not attention.has_temperature:
+                layer = replace(layer, temperature=temperature)
         layers.append(layer)
     return tuple(layers)
 
 
-def _list_kinds(facts: _Facts, attention: Attention, *, is_uniform: bool) -> list[str]:
+def _list_kinds(facts: _Facts, *, is_uniform: bool) -> list[str]:
     """Return the configuration's word for each layer."""
+    attention = facts.model.attention
     count = facts.need_size("num_hidden_layers") * attention.per_layer
     _limits.check_number("num_hidden_layers", count, _limits.LAYERS)
     key, part = attention.kinds_key or "layer_types", facts.part
@@ -163,24 +162,20 @@ def list_unrotated(part: Part, model: Model, total: int | None) -> list[int]:
     return list(range(interval - 1, total, interval)) if interval and total else []
 
 
-def _build_layer(
-    facts: _Facts, model: Model, i: int, kind: str, rope: RoPE | None, own: Part
-) -> LayerPlan:
-    attention = model.attention
-    head_dim = read_head_dim(facts.part, model, kind, own)
-    if head_dim is None:
+def _build_layer(facts: _Facts, i: int, kind: str, rope: RoPE | None, own: Part) -> LayerPlan:
+    if (head_dim := read_head_dim(facts.part, facts.model, kind, own)) is None:
         raise RopeConfigError("head_dim is missing, and a plan needs it")
-    heads, kv_heads = _read_heads(facts, attention, kind, own, i)
-    scale = attention.softmax(facts.need, head_dim) * (1.0 if rope is None else rope.softmax_scale)
+    heads, kv_heads = _read_heads(facts, kind, own, i)
+    scale = facts.model.attention.softmax(facts.need, head_dim)
     return LayerPlan(
         kind=kind,
         rope=rope,
         head_dim=head_dim,
         heads=heads,
         kv_heads=kv_heads,
-        softmax_scale=scale,
-        norm=_read_norm(facts, attention, rope),
-        indexer=None if rope is None else _read_indexer(facts, attention, kind, rope, i),
+        softmax_scale=scale * (1.0 if rope is None else rope.softmax_scale),
+        norm=_read_norm(facts, rope),
+        indexer=None if rope is None else _read_indexer(facts, kind, rope, i),
     )
 
 
@@ -203,9 +198,7 @@ def read_head_dim(part: Part, model: Model, kind: str, own: Part) -> int | None:
     return wide or _keys.read_size(own, "head_dim") or _keys.read_head_dim(part, model)
 
 
-def _read_heads(
-    facts: _Facts, attention: Attention, kind: str, own: Part, i: int
-) -> tuple[int, int]:
+def _read_heads(facts: _Facts, kind: str, own: Part, i: int) -> tuple[int, int]:
     """Return the heads of q and of k of a layer."""
     per_layer = facts.part.get("num_attention_heads_per_layer")
     heads = _keys.read_size(own, "num_attention_heads")
@@ -223,11 +216,12 @@ def _read_heads(
         return heads, 1  # Falcon
     has_key = facts.find("num_key_value_heads") is not None
     kv_heads = facts.need_size("num_key_value_heads") if has_key else heads
-    return heads, kv_heads * (attention.sliding_kv_factor if kind == "sliding_attention" else 1)
+    factor = facts.model.attention.sliding_kv_factor
+    return heads, kv_heads * (factor if kind == "sliding_attention" else 1)
 
 
-def _read_norm(facts: _Facts, attention: Attention, rope: RoPE | None) -> NormPlan | None:
-    for row in attention.norms:
+def _read_norm(facts: _Facts, rope: RoPE | None) -> NormPlan | None:
+    for row in facts.model.attention.norms:
         if row.only_rotated and rope is None:
             return None
         if row.only_if is None or facts.find(row.only_if[0]) == row.only_if[1]:
@@ -236,13 +230,13 @@ def _read_norm(facts: _Facts, attention: Attention, rope: RoPE | None) -> NormPl
     return None
 
 
-def _read_temperature(facts: _Facts, model: Model) -> Temperature | None:
+def _read_temperature(facts: _Facts) -> Temperature | None:
     """Return how layers scale q, in Llama 4 those without positions."""
-    if model.attention.has_temperature:
+    if facts.model.attention.has_temperature:
         is_scaled = facts.need("attn_temperature_tuning")
         beta, length = facts.need("attn_scale"), facts.need("floor_scale")
     else:
-        parameters = _keys.read_layers(facts.part, model).get(FLAT) or {}
+        parameters = _keys.read_layers(facts.part, facts.model).get(FLAT) or {}
         beta, length = parameters.get("llama_4_scaling_beta"), parameters.get(_keys.TRAINED)
         is_scaled = beta is not None
     if not is_scaled:
@@ -250,14 +244,12 @@ def _read_temperature(facts: _Facts, model: Model) -> Temperature | None:
     return Temperature(
         beta=numbers.check_not_negative("the factor of the temperature of q", beta),
         length=numbers.check_positive("the length of the temperature of q", length),
-        shift=int(model.attention.has_temperature),
+        shift=int(facts.model.attention.has_temperature),
     )
 
 
-def _read_indexer(
-    facts: _Facts, attention: Attention, kind: str, rope: RoPE, i: int
-) -> IndexerPlan | None:
-    row = attention.indexer
+def _read_indexer(facts: _Facts, kind: str, rope: RoPE, i: int) -> IndexerPlan | None:
+    row = facts.model.attention.indexer
     if row is None or (row.kinds and kind not in row.kinds):
         return None
     modes = facts.find(row.modes) if row.modes else None

@@ -45,10 +45,8 @@ class Unnormalized:
     def __torch_function__(
         cls, function: Callable[..., Any], _: Any, arguments: Any = (), named: Any = None
     ) -> Any:
-        named = named or {}
-        return function(
-            *normalize(arguments), **dict(zip(named, normalize(named.values()), strict=True))
-        )
+        named = {name: _normalize_one(x) for name, x in (named or {}).items()}
+        return function(*normalize(arguments), **named)
 
 
 def normalize(arrays: Iterable[Any]) -> tuple[Any, ...]:

@@ -178,19 +178,15 @@ def _music(config: RotaryConfig, _: Any, seq_len: int, device: Any) -> Any:
     return _build_tables(config.rope, _arange_on(device)(seq_len), "halves")
 
 
-_IDS = _from_ids("neighbours")
-_LATENTS = _from_latents("neighbours")
-_HALVES = _from_latents("halves")
 _WAN = _from_latents("neighbours", heads=True)
 _FRAMES, _CPU = torch.arange(3), torch.device("cpu")
 _LINES = (_FRAMES, torch.arange(4), torch.arange(5))
-_KANDINSKY6 = _calling(_kandinsky6, _LINES, (1.0, 2.0, 2.0))
 
 _ROWS: dict[str, RotaryModule] = {
     """
         FluxPosEmbed Flux2PosEmbed Flux3PosEmbed Krea2RotaryPosEmbed BriaEmbedND BriaPosEmbed
         BriaFiboEmbedND LongCatImagePosEmbed OvisImagePosEmbed
-    """: _IDS,
+    """: _from_ids("neighbours"),
     "MiniMaxH3RotaryPosEmbed": _from_ids("halves"),
     "Ideogram4MRoPE": _from_ids("halves", (2,)),
     "RopeEmbedder": _from_ids("complex", method="__call__"),
@@ -201,8 +197,8 @@ _ROWS: dict[str, RotaryModule] = {
     """
         HunyuanVideoRotaryPosEmbed HunyuanVideo15RotaryPosEmbed HunyuanImageRotaryPosEmbed
         MotifVideoRotaryPosEmbed EasyAnimateRotaryPosEmbed
-    """: _LATENTS,
-    "CosmosRotaryPosEmbed CogView4RotaryPosEmbed GlmImageRotaryPosEmbed": _HALVES,
+    """: _from_latents("neighbours"),
+    "CosmosRotaryPosEmbed CogView4RotaryPosEmbed GlmImageRotaryPosEmbed": _from_latents("halves"),
     "HunyuanVideoFramepackRotaryPosEmbed": _calling(_framepack, _FRAMES, 8, 12, _CPU),
     "HeliosRotaryPosEmbed": _calling(_helios, _FRAMES.expand(2, 3), 4, 5, _CPU),
     "QwenEmbedRope": _from_image_sizes("largest"),
@@ -212,7 +208,7 @@ _ROWS: dict[str, RotaryModule] = {
     "MiniMaxMusic3RotaryEmbedding": _calling(_music, 6, _CPU),
     "Kandinsky5RoPE1D": _calling(_kandinsky_text, _FRAMES),
     "Kandinsky5RoPE3D": _calling(_kandinsky5, (2, 3, 4, 5), _LINES, (1.0, 2.0, 2.0)),
-    "Kandinsky6RoPE3D Kandinsky6SRRoPE3D": _KANDINSKY6,
+    "Kandinsky6RoPE3D Kandinsky6SRRoPE3D": _calling(_kandinsky6, _LINES, (1.0, 2.0, 2.0)),
 }
 ROTARY_MODULES = {name: row for names, row in _ROWS.items() for name in names.split()}
 
