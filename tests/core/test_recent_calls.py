@@ -1,5 +1,7 @@
 """Recent calls: recognized by the attributes of arrays, never where one of them differs."""
 
+import gc
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -133,6 +135,22 @@ def test_evicted_tables_are_made_again(put: Put, recognized: Any) -> None:
     expected = np.asarray(recognized(lambda: HALF.rotate(x, positions)))
     rope_xp.clear_caches()
     np.testing.assert_array_equal(np.asarray(HALF.rotate(x, positions)), expected)
+
+
+def test_recent_calls_hold_no_arrays(put: Put, recognized: Any) -> None:
+    def refer_to_arrays() -> list[Any]:
+        q, k = (put(np.ones(s, np.float32)) for s in ((1, 2, 2, 8), (1, 2, 1, 8)))
+        positions, out = put(np.arange(2)), (put(np.asarray(q)), put(np.asarray(k)))
+        norm = QKNorm(put(np.ones(8, np.float32)), put(np.ones(8, np.float32)))
+        angles = HALF.at(positions, like=q)
+        recognized(lambda: HALF.apply(q, k, positions, out=out, norm=norm))
+        recognized(lambda: angles.apply(q, k, out=out))
+        held = [q, k, positions, *out, norm.q_weight, norm.k_weight, angles.cos, angles.sin]
+        return [weakref.ref(x) for x in held]
+
+    references = refer_to_arrays()
+    gc.collect()
+    assert [reference() for reference in references] == [None] * len(references)
 
 
 def test_a_rope_keeps_its_latest_calls_alone(put: Put) -> None:

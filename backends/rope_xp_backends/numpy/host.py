@@ -122,15 +122,17 @@ class NumpyLaunch:
         converts = _converts_positions(given, angle_inputs)
         if converts is None or not self.run.plan.rows:
             return None
-        more = () if out is None or all(map(is_, arrays, out)) else out
-        operands = arrays + weights + given + more
+        operands = arrays + weights + given
+        apart = out is not None and not all(map(is_, arrays, out))
+        if apart:
+            operands += out  # type: ignore[operator]  # not None here
         layouts = [(x.dtype, x.shape, x.strides, x.flags.num) for x in operands]
         mode = CHECK if len(angle_inputs) == 1 else 0
 
         def run(
             arrays: Arrays, out: Arrays | None, inputs: Arrays, tables: DigitTables | None
         ) -> Arrays | None:
-            operands = arrays + inputs + out if more else arrays + inputs  # type: ignore[operator]  # no None if more
+            operands = arrays + inputs + out if apart else arrays + inputs  # type: ignore[operator]  # not None then
             if len(operands) != len(layouts):
                 return None
             for x, (dtype, shape, strides, flags) in zip(operands, layouts, strict=False):

@@ -71,10 +71,12 @@ class LLVMLaunch:
         recorded = torch.is_grad_enabled() and arrays[0].requires_grad
         if converts is None or recorded or not self.run.plan.rows:
             return None
-        more = () if out is None or all(map(is_, arrays, out)) else out
+        operands = arrays + weights + given
+        apart = out is not None and not all(map(is_, arrays, out))
+        if apart:
+            operands += out  # type: ignore[operator]  # not None here
         layouts = [
-            (type(x), x.dtype, x.shape, None if x.is_contiguous() else x.stride())
-            for x in arrays + weights + given + more
+            (type(x), x.dtype, x.shape, None if x.is_contiguous() else x.stride()) for x in operands
         ]
         mode = CHECK if len(angle_inputs) == 1 else 0
         launch, allocate, strided = self.run, self.allocate, torch.strided
@@ -83,7 +85,7 @@ class LLVMLaunch:
         def run(
             arrays: Tensors, out: Tensors | None, inputs: Tensors, tables: DigitTables | None
         ) -> Tensors | None:
-            operands = arrays + inputs + out if more else arrays + inputs  # type: ignore[operator]  # no None if more
+            operands = arrays + inputs + out if apart else arrays + inputs  # type: ignore[operator]  # not None then
             if len(operands) != len(layouts) or is_observed():
                 return None
             # No function for a tensor: a call takes as long as two attributes.
