@@ -1,0 +1,254 @@
+"""Kernels of Triton, in its interpreter, and classes of inference engines, from their files."""
+
+import contextlib
+from typing import Any
+
+import torch
+from measure import HEAD_DIM, LENGTH, Engine, NotOfferedError, Rotation
+from shared import both, check, get_start, load_alone, share
+
+from rope_xp import RoPE
+from rope_xp.scaling import Linear, Llama3, YaRN
+from rope_xp.testing import conventions
+
+_NOTE = "Triton's interpreter"
+
+
+def liger(rope: RoPE, dtype: str) -> Rotation:
+    from liger_kernel.ops.rope import LigerRopeFunction
+
+    check(rope, partial=True)
+
+    def kernel(q: Any, k: Any, cos: Any, sin: Any) -> Any:
+        return LigerRopeFunction.apply(q, k, cos, sin, None, 1)
+
+    return conventions.liger(kernel, rope, HEAD_DIM)
+
+
+def fla(rope: RoPE, dtype: str) -> Rotation:
+    # What its utilities ask of a GPU is asked of none.
+    from fla.modules.rotary import ops
+
+    check(rope, partial=True)
+    return conventions.fla(ops.rotary_embedding, rope, HEAD_DIM)
+
+
+def flash_attn(rope: RoPE, dtype: str) -> Rotation:
+    file = load_alone("vllm.vllm_flash_attn.ops.triton.rotary")
+    torch.cuda.device = lambda index: contextlib.nullcontext()  # type: ignore[assignment,misc]
+    check(rope, partial=True)
+    return conventions.flash_attn(file.apply_rotary, rope, HEAD_DIM)
+
+
+def lmdeploy(rope: RoPE, dtype: str) -> Rotation:
+    file = load_alone("lmdeploy.pytorch.kernels.cuda.apply_rotary_pos_emb")
+    check(rope, partial=True)
+
+    def kernel(q: Any, k: Any, cos: Any, sin: Any) -> Any:
+        flat = [x.swapaxes(1, 2).flatten(0, 1).contiguous() for x in (q, k)]
+        outputs = [x.clone() for x in flat]
+        results = file.apply_rotary_pos_emb(*flat, cos.flatten(0, 1), sin.flatten(0, 1), *outputs)
+        return [y.reshape(len(q), q.shape[2], -1, HEAD_DIM).swapaxes(1, 2) for y in results]
+
+    return conventions.huggingface(kernel, rope, HEAD_DIM)
+
+
+def sglang_mrope(rope: RoPE, dtype: str) -> Rotation:
+    file = load_alone("sglang.kernels.ops.attention.rotary_triton")
+    check(rope, partial=True)
+    n = (rope.rotary_dim or HEAD_DIM) // 2
+    sections = [n - 2 * (n // 3), n // 3, n // 3]
+
+    def kernel(positions: Any, q: Any, k: Any, head_size: int, table: Any, is_neox: bool) -> None:
+        lanes = positions.expand(3, -1).contiguous()
+        axis_map = torch.zeros(n, dtype=torch.int32)
+        file.triton_mrope_fused(q, k, table, lanes, sections, head_size, 2 * n, False, False,
+                                is_neox, axis_map)  # fmt: skip
+
+    return conventions.vllm(kernel, rope, HEAD_DIM)
+
+
+def vllm_mrope(rope: RoPE, dtype: str) -> Rotation:
+    import triton
+
+    _load_vllm()
+    file = load_alone("vllm.model_executor.layers.rotary_embedding.mrope",
+                      vllm__triton_utils={"triton": triton, "tl": triton.language})  # fmt: skip
+    check(rope, partial=True)
+    n = (rope.rotary_dim or HEAD_DIM) // 2
+    sections = [n - 2 * (n // 3), n // 3, n // 3]
+
+    def kernel(positions: Any, q: Any, k: Any, head_size: int, table: Any, is_neox: bool) -> None:
+        cos, sin = table[positions].expand(3, -1, -1).chunk(2, -1)
+        results = file.triton_mrope(q, k, cos.contiguous(), sin.contiguous(), sections, head_size,
+                                    2 * n, False, is_neox)  # fmt: skip
+        for x, y in zip((q, k), results, strict=True):
+            x.copy_(y)
+
+    return conventions.vllm(kernel, rope, HEAD_DIM)
+
+
+class _Op(torch.nn.Module):
+    """What vLLM's RoPE takes from CustomOp: a module that is registered and enabled."""
+
+    @staticmethod
+    def register(name: str) -> Any:
+        return lambda kind: kind
+
+    def enabled(self) -> bool:
+        return False
+
+
+class _NoOps:
+    """No kernels of ROCm."""
+
+    @staticmethod
+    def is_triton_rotary_embed_enabled() -> bool:
+        return False
+
+
+class _Platform:
+    """A platform without GPUs."""
+
+    @staticmethod
+    def is_cpu() -> bool:
+        return True
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *given: False
+
+
+def _load_vllm() -> dict[str, Any]:
+    stubs: dict[str, Any] = {
+        "vllm._aiter_ops": {"rocm_aiter_ops": _NoOps},
+        "vllm__logger": {"init_logger": lambda name: None},
+        "vllm__platforms": {"current_platform": _Platform()},
+        "vllm__model_executor__custom_op": {"CustomOp": _Op},
+        "vllm__utils__torch_utils": {"direct_register_custom_op": lambda **options: None},
+    }
+    root = "vllm.model_executor.layers.rotary_embedding"
+    names = "base", "linear_scaling_rope", "yarn_scaling_rope", "llama3_rope"
+    return {name: load_alone(f"{root}.{name}", **stubs) for name in names}
+
+
+def vllm(rope: RoPE, dtype: str) -> Rotation:
+    files = _load_vllm()
+    check(rope, Linear, YaRN, Llama3, partial=True)
+    n, is_neox = rope.rotary_dim or HEAD_DIM, rope.layout == "half"
+    common = rope.base, is_neox
+    match rope.scaling:
+        case None:
+            kind, last, length = files["base"].RotaryEmbedding, (), LENGTH
+        case Linear(factor=factor):
+            kind, last, length = files["linear_scaling_rope"].LinearScalingRotaryEmbedding, (factor,), 4096
+        case YaRN(factor=factor):
+            kind, last, length = files["yarn_scaling_rope"].YaRNScalingRotaryEmbedding, (factor,), 4096
+        case _:
+            kind, last, length = files["llama3_rope"].Llama3RotaryEmbedding, (), LENGTH
+    dtypes = (getattr(torch, dtype),)
+    # Llama 3: its four numbers come after the dtype.
+    end = (8.0, 1.0, 4.0, 8192) if isinstance(rope.scaling, Llama3) else ()
+    module = kind(HEAD_DIM, n, length, *common, *last, *dtypes, *end)
+
+    def kernel(q: Any, k: Any, p: Any) -> Any:
+        flat = [x.swapaxes(1, 2).flatten(0, 1).flatten(1) for x in (q, k)]
+        results = module.forward_native(torch.as_tensor(p).flatten(), *flat)
+        return [y.reshape(len(q), q.shape[2], -1, HEAD_DIM).swapaxes(1, 2) for y in results]
+
+    return kernel
+
+
+def sglang(rope: RoPE, dtype: str) -> Rotation:
+    no = lambda *given, **options: False  # noqa: E731
+    names = ("cpu_has_amx_support", "get_bool_env_var", "is_cpu", "is_cuda", "is_hip", "is_mps",
+             "is_musa", "is_npu", "is_xpu")  # fmt: skip
+    utilities: dict[str, Any] = dict.fromkeys(names, no) | {"is_cpu": lambda: True}
+    utilities["get_compiler_backend"] = lambda *given, **options: "eager"
+    always = type("Flag", (), {"get": staticmethod(lambda: True)})
+    file = load_alone(
+        "sglang.srt.layers.rotary_embedding.base",
+        sglang__kernels__fused_op={"BaseFusedOp": torch.nn.Module},
+        sglang__srt__environ={"envs": type("Environment", (), {"SGLANG_ROPE_CACHE_FP32": always})},
+        sglang__srt__platforms={"current_platform": _Platform()},
+        sglang__srt__runtime_context={"publish_role": lambda: None, "get_exec": lambda: None},
+        sglang__srt__utils=utilities,
+    )
+    check(rope, Linear, partial=True)
+    options = (HEAD_DIM, rope.rotary_dim or HEAD_DIM)
+    last = rope.base, rope.layout == "half"
+    if isinstance(rope.scaling, Linear):
+        kind = file.LinearScalingRotaryEmbedding
+        module = kind(*options, 4096, *last, rope.scaling.factor, torch.float32)
+    else:
+        module = file.RotaryEmbedding(*options, LENGTH, *last, torch.float32)
+
+    def kernel(q: Any, k: Any, p: Any) -> Any:
+        flat = [x.swapaxes(1, 2).flatten(0, 1).flatten(1) for x in (q, k)]
+        results = module.forward_native(torch.as_tensor(p).flatten(), *flat)
+        return [y.reshape(len(q), q.shape[2], -1, HEAD_DIM).swapaxes(1, 2) for y in results]
+
+    return kernel
+
+
+def comfy_kitchen(rope: RoPE, dtype: str) -> Rotation:
+    file = load_alone("comfy_kitchen.backends.triton.rope")
+    check(rope)
+    rotate = file.apply_rope if rope.layout == "interleaved" else file.apply_rope_split_half
+
+    def kernel(q: Any, k: Any, p: Any) -> Any:
+        cos, sin = (torch.as_tensor(t).float() for t in rope.cos_sin(p, HEAD_DIM))
+        matrices = torch.stack([cos, -sin, sin, cos], -1).unflatten(-1, (2, 2))
+        return rotate(q.contiguous(), k.contiguous(), matrices[:, None])
+
+    return kernel
+
+
+def torchembed_triton(rope: RoPE, dtype: str) -> Rotation:
+    from torchembed._triton import fused_rope_forward
+
+    check(rope)
+    tables = rope.table(LENGTH, HEAD_DIM, form="huggingface", xp=torch, dtype=torch.float32)
+
+    def kernel(q: Any, k: Any, p: Any) -> Any:
+        rows = torch.as_tensor(share(p))
+        return fused_rope_forward(q, k, *(t[rows] for t in tables))
+
+    return kernel
+
+
+def xformers(rope: RoPE, dtype: str) -> Rotation:
+    from xformers.ops import rope_padded
+    from xformers.ops.fmha.attn_bias import BlockDiagonalCausalWithOffsetPaddedKeysMask as Mask
+
+    check(rope, Linear)
+    scale = rope.scaling.factor if isinstance(rope.scaling, Linear) else 1.0
+
+    def rotate(q: Any, k: Any, p: Any) -> Any:
+        batch, _, tokens, _ = q.shape
+        flat = [x.swapaxes(1, 2).flatten(0, 1)[None] for x in (q, k)]
+        caches = [torch.zeros_like(flat[1]) for _ in range(2)]
+        mask = Mask.from_seqlens([tokens] * batch, tokens, [tokens] * batch)
+        q_rotated = rope_padded(*flat, flat[1].clone(), *caches, mask, theta=rope.base,
+                                linear_scale=scale, seqpos=torch.as_tensor(p).flatten())  # fmt: skip
+        shape = batch, tokens, -1, HEAD_DIM
+        return [y.reshape(shape).swapaxes(1, 2) for y in (q_rotated, caches[0])]
+
+    return rotate
+
+
+_ = NotOfferedError, both, get_start
+ENGINES = [
+    Engine("vllm", "RotaryEmbedding.forward_native", vllm, note="files alone"),
+    Engine("vllm", "triton_mrope", vllm_mrope, takes_tables=True, note=_NOTE),
+    Engine("vllm", "vllm_flash_attn apply_rotary", flash_attn, takes_tables=True,
+           note=f"{_NOTE}; flash-attention's kernel"),
+    Engine("sglang", "RotaryEmbedding.forward_native", sglang, note="files alone"),
+    Engine("sglang", "triton_mrope_fused", sglang_mrope, takes_tables=True, note=_NOTE),
+    Engine("lmdeploy", "apply_rotary_pos_emb", lmdeploy, takes_tables=True, note=_NOTE),
+    Engine("comfy-kitchen", "triton apply_rope", comfy_kitchen, "interleaved", takes_tables=True,
+           note=_NOTE),
+    Engine("liger-kernel", "LigerRopeFunction", liger, takes_tables=True, note=_NOTE),
+    Engine("fla-core", "rotary_embedding", fla, takes_tables=True, note=_NOTE),
+    Engine("torchembed", "fused_rope_forward", torchembed_triton, takes_tables=True, note=_NOTE),
+    Engine("xformers", "rope_padded", xformers, "interleaved", note=_NOTE),
+]  # fmt: skip
