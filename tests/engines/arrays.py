@@ -21,12 +21,8 @@ def put(library: str, x: np.ndarray, dtype: str) -> Any:
             import mlx.core as mx
 
             return mx.array(x.astype(np.float32)).astype(getattr(mx, dtype))
-        case "tinygrad":
-            from tinygrad import Tensor, dtypes
-
-            return Tensor(x.astype(np.float32)).cast(getattr(dtypes, dtype))
     if dtype != "float32":
-        raise TypeError(f"its arrays are of numpy, which has no {dtype}")
+        raise TypeError(f"numpy has no {dtype}")
     return x.astype(np.float32)
 
 
@@ -38,8 +34,6 @@ def read(x: Any) -> np.ndarray:
         import mlx.core as mx
 
         return np.asarray(x.astype(mx.float32), np.float64)
-    if type(x).__module__.startswith("tinygrad"):
-        return x.float().numpy().astype(np.float64)
     return np.asarray(x, np.float64)
 
 
@@ -65,8 +59,4 @@ def differentiate(
             import mlx.core as mx
 
             return [read(g) for g in mx.vjp(rotate, given, cotangents)[1]]
-        case "tinygrad":
-            results = rotate(*given)
-            loss = sum((y * w).sum() for y, w in zip(results, cotangents, strict=True))
-            return [read(g) for g in loss.gradient(*given)]
     return None

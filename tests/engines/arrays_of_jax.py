@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 from measure import HEAD_DIM, LENGTH, Engine, Rotation
-from shared import both, check, count_from_zero, describe, get_start, get_starts, load_alone, share
+from shared import both, check, count_from_zero, describe, get_starts, load_alone
 
 from rope_xp import RoPE
 from rope_xp.scaling import Linear, Llama3, LongRoPE, YaRN
@@ -72,20 +72,6 @@ def mlx_lm(rope: RoPE, dtype: str) -> Rotation:
     return both(lambda x, p: module(x, offset=mx.array(get_starts(p).astype(np.int32))))
 
 
-def tinygrad(rope: RoPE, dtype: str) -> Rotation:
-    from tinygrad.llm.model import apply_rope, precompute_freqs_cis
-
-    check(rope)
-    table = precompute_freqs_cis(HEAD_DIM, LENGTH, rope.base).realize()
-
-    def rotate(x: Any, p: Any) -> Any:
-        start = get_start(p)
-        return apply_rope(x, table[start : start + p.shape[1]])
-
-    return both(rotate)
-
-
-_ = share
 ENGINES = [
     Engine("equinox", "nn.RotaryPositionalEmbedding", equinox, library="jax"),
     Engine("gemma", "gm.math.apply_rope", gemma, library="jax"),
@@ -93,5 +79,4 @@ ENGINES = [
     Engine("keras-hub", "layers.RotaryEmbedding", keras_hub, is_module=True, note="on torch"),
     Engine("mlx", "nn.RoPE", mlx, library="mlx"),
     Engine("mlx-lm", "initialize_rope", mlx_lm, library="mlx"),
-    Engine("tinygrad", "llm apply_rope", tinygrad, library="tinygrad"),
 ]

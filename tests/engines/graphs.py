@@ -18,10 +18,9 @@ def _build(interleaved: int, rotary_embedding_dim: int, domain: str) -> Any:
 
     options = {"interleaved": interleaved, "rotary_embedding_dim": rotary_embedding_dim}
     names = ["x", "p", "cos", "sin"] if domain else ["x", "cos", "sin", "p"]
-    if domain and rotary_embedding_dim:
-        options["num_heads"] = 0
     node = helper.make_node("RotaryEmbedding", names, ["y"], domain=domain, **options)
-    shapes = {"x": ["b", "h", "s", HEAD_DIM], "cos": ["n", "r"], "sin": ["n", "r"], "p": ["b", "s"]}
+    table = ["n", (rotary_embedding_dim or HEAD_DIM) // 2]
+    shapes = {"x": ["b", "h", "s", HEAD_DIM], "cos": table, "sin": table, "p": ["b", "s"]}
     values = {
         name: helper.make_tensor_value_info(
             name, TensorProto.INT64 if name == "p" else TensorProto.FLOAT, shape

@@ -4,14 +4,14 @@ import contextlib
 from typing import Any
 
 import torch
-from measure import HEAD_DIM, LENGTH, Engine, NotOfferedError, Rotation
-from shared import both, check, get_start, load_alone, share
+from measure import HEAD_DIM, INTERPRETER, LENGTH, Engine, Rotation
+from shared import check, load_alone, share
 
 from rope_xp import RoPE
 from rope_xp.scaling import Linear, Llama3, YaRN
 from rope_xp.testing import conventions
 
-_NOTE = "Triton's interpreter"
+_NOTE = INTERPRETER
 
 
 def liger(rope: RoPE, dtype: str) -> Rotation:
@@ -91,6 +91,9 @@ def vllm_mrope(rope: RoPE, dtype: str) -> Rotation:
 class _Op(torch.nn.Module):
     """What vLLM's RoPE takes from CustomOp: a module that is registered and enabled."""
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+
     @staticmethod
     def register(name: str) -> Any:
         return lambda kind: kind
@@ -140,9 +143,17 @@ def vllm(rope: RoPE, dtype: str) -> Rotation:
         case None:
             kind, last, length = files["base"].RotaryEmbedding, (), LENGTH
         case Linear(factor=factor):
-            kind, last, length = files["linear_scaling_rope"].LinearScalingRotaryEmbedding, (factor,), 4096
+            kind, last, length = (
+                files["linear_scaling_rope"].LinearScalingRotaryEmbedding,
+                (factor,),
+                4096,
+            )
         case YaRN(factor=factor):
-            kind, last, length = files["yarn_scaling_rope"].YaRNScalingRotaryEmbedding, (factor,), 4096
+            kind, last, length = (
+                files["yarn_scaling_rope"].YaRNScalingRotaryEmbedding,
+                (factor,),
+                4096,
+            )
         case _:
             kind, last, length = files["llama3_rope"].Llama3RotaryEmbedding, (), LENGTH
     dtypes = (getattr(torch, dtype),)
@@ -236,7 +247,6 @@ def xformers(rope: RoPE, dtype: str) -> Rotation:
     return rotate
 
 
-_ = NotOfferedError, both, get_start
 ENGINES = [
     Engine("vllm", "RotaryEmbedding.forward_native", vllm, note="files alone"),
     Engine("vllm", "triton_mrope", vllm_mrope, takes_tables=True, note=_NOTE),

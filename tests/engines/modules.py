@@ -198,29 +198,6 @@ def mistral_inference(rope: RoPE, dtype: str) -> Rotation:
     return rotate
 
 
-def olmo_core(rope: RoPE, dtype: str) -> Rotation:
-    from olmo_core.nn import rope as library
-
-    check(rope, Linear, YaRN, partial=True)
-    scaling: Any = None
-    if isinstance(rope.scaling, YaRN):
-        scaling = library.YaRNRoPEScalingConfig(factor=4.0, old_context_len=4096)
-    if isinstance(rope.scaling, Linear):
-        scaling = library.PIRoPEScalingConfig(factor=4.0)
-    config = library.RoPEConfig(theta=rope.base, scaling=scaling,
-                                partial_rotary_factor=(rope.rotary_dim or HEAD_DIM) / HEAD_DIM)  # fmt: skip
-    module = config.build(HEAD_DIM)
-
-    def rotate(q: Any, k: Any, p: Any) -> Any:
-        starts = (p[0] == 0).nonzero()[0].tolist()
-        if len(p) == 1 and len(starts) > 1:
-            bounds = torch.tensor([*starts, p.shape[1]])
-            return module(q, k, cu_doc_lens=bounds)
-        return module(q, k, start_pos=get_start(p))
-
-    return rotate
-
-
 def megatron_core(rope: RoPE, dtype: str) -> Rotation:
     from megatron.core.models.common.embeddings import rope_utils
 
@@ -281,7 +258,6 @@ ENGINES = [
     Engine("curated-transformers", "RotaryEmbeddings", curated_transformers, is_module=True),
     Engine("mistral-inference", "precompute_freqs_cis, apply_rotary_emb", mistral_inference,
            "interleaved"),
-    Engine("ai2-olmo-core", "RotaryEmbedding", olmo_core),
     Engine("megatron-core", "_apply_rotary_pos_emb_bshd", megatron_core, takes_tables=True),
     Engine("torch", "torch.onnx.ops.rotary_embedding", torch_onnx, takes_tables=True),
     Engine("executorch", "examples.models.llama.rope", executorch, "interleaved"),

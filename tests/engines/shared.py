@@ -85,7 +85,9 @@ def load_alone(name: str, **stubs: dict[str, Any]) -> Any:
     ``stubs`` are modules that it imports, "__" for a dot, with what it takes from them.
     """
     package, *parts = name.split(".")
-    folder = next(p for p in map(Path, sys.path) if (p / name.replace(".", "/")).with_suffix(".py").exists())
+    folder = next(
+        p for p in map(Path, sys.path) if (p / name.replace(".", "/")).with_suffix(".py").exists()
+    )
     for full in [".".join([package, *parts[:i]]) for i in range(len(parts))]:
         module = sys.modules.setdefault(full, types.ModuleType(full))
         module.__path__ = [str(folder / full.replace(".", "/"))]
