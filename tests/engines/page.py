@@ -13,12 +13,12 @@ _INTRODUCTION = """\
 
 # Scoreboard
 
-What the rotations of other packages do, measured on a CPU against exact angles: {rows} functions of {packages}
+Rotations of other packages, measured on a CPU against exact angles: {rows} functions of {packages}
 packages. Kernels of Triton run in its interpreter. Rows with the note "files alone" import a file without the rest of
 its package. Versions and dates are in the table below; the versions are pinned in `constraints/engines.txt`.
 
 ✓ right; – not offered; "raises" an error instead of a result; **wrong** a wrong result without an error, described
-under [Findings](#findings). What a package does differently by design is not wrong. [Test your kernel](test_your_kernel.md)
+under [Findings](#findings). Differences by design are not wrong. [Test your kernel](test_your_kernel.md)
 describes how to measure your own.
 """
 _COLUMNS = """

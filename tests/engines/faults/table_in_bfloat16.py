@@ -1,6 +1,6 @@
 """Longer tables are computed from rounded frequencies if the module is cast
 
-`module.to(torch.bfloat16)` rounds `theta`, from which the table is made anew for positions beyond its length: angles are
+`module.to(torch.bfloat16)` rounds `theta`, from which the table is made again for positions beyond its length: angles are
 off, and positions above 256 coincide. Known: none found for this package; the same in
 [transformers#25681](https://github.com/huggingface/transformers/issues/25681).
 """
