@@ -1,4 +1,7 @@
-"""Benchmarks, run by asv. Each module measures one thing; common.py holds what they share.
+"""Benchmarks, run by asv. Each module measures one thing.
+
+The folders are none of asv's: gpu/, report/ and shared/ have no __init__.py, so that it does not
+look for benchmarks in them.
 
 asv runs the benchmarks of this tree over the library of any commit. What they share with
 ``python -m rope_xp bench`` lies in the library, so it is taken from this tree as well: a history is

@@ -6,7 +6,7 @@ limit is the cost of a call on the host.
 
 from rope_xp._bench import clock
 
-from . import common, contenders
+from .shared import common, contenders
 
 
 class Prefill:

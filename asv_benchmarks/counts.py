@@ -8,7 +8,7 @@ from asv_runner.benchmarks.mark import SkipNotImplemented
 
 import rope_xp
 
-from . import common
+from .shared import common
 
 LENGTHS = range(7, 17)
 ROPE = rope_xp.RoPE(layout="half")

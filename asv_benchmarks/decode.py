@@ -8,7 +8,7 @@ from typing import Any
 
 import rope_xp
 
-from . import common, contenders
+from .shared import common, contenders
 
 LIBRARIES = ["numpy:cpu", "torch:cpu", "jax:cpu", "cupy:gpu", "torch:gpu"]
 RIVALS = ["usual", "transformers"]

@@ -12,7 +12,7 @@ from asv_runner.benchmarks.mark import SkipNotImplemented
 
 from rope_xp._bench import clock, targets
 
-from . import common, memory
+from .shared import common, peak
 
 SHAPES = {"flux": (4608, 24), "wan": (131_040, 12)}
 """Tokens and heads, of 128 components."""
@@ -52,6 +52,6 @@ class Rotate:
         peaks = []
         for call in self.calls:
             kept = call()  # whose memory no later call is given
-            peaks.append(max(memory.host(call), 1.0))
+            peaks.append(max(peak.host(call), 1.0))
             del kept
         return common.over(*peaks)

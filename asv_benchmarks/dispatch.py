@@ -7,8 +7,8 @@ from unittest import mock
 
 import rope_xp
 
-from . import common
-from .paths import use_path
+from .shared import common
+from .shared.paths import use_path
 
 ROPE = rope_xp.RoPE(layout="half")
 

@@ -1,19 +1,13 @@
 """Forward and backward, as in training, compared with the usual formula."""
 
-import importlib
-from collections.abc import Callable
-from typing import Any
-
 import rope_xp
-from rope_xp._bench import clock, formulas, inputs
+from rope_xp._bench import clock, inputs
 
-from . import common
-
-Call = Callable[[Any, Any, Any], tuple[Any, ...]]
+from .shared import common, contenders, rival_calls
 
 
 class Training:
-    """The gradients of q and k, where both rotated arrays have a gradient of ones."""
+    """The gradients of q and k."""
 
     version = "1"
     params = ([*common.TORCH, *common.JAX], common.DTYPES)
@@ -23,10 +17,12 @@ class Training:
     def setup(self, target: str, dtype: str) -> None:
         case = common.case(target, dtype=dtype)
         self.target = case.target
-        make = _torch if self.target.library == "torch" else _jax
-        rope = rope_xp.RoPE(base=inputs.BASE, layout="half")
-        self.ours = make(rope.apply, case)
-        self.usual = make(formulas.usual_formula(case.target, inputs.BASE), case)
+        apply = rope_xp.RoPE(base=inputs.BASE, layout="half").apply
+        usual = rival_calls.usual(rival_calls.setting(case))
+        self.ours, self.usual = (
+            contenders.forward_and_backward(case.target, function, case[1:3], case.positions)
+            for function in (lambda arrays, positions: apply(*arrays, positions), usual)
+        )
         clock.wait(self.target, self.ours())
 
     def time_gradients(self, target: str, dtype: str) -> None:
@@ -35,22 +31,3 @@ class Training:
     def track_time_over_usual(self, target: str, dtype: str) -> float:
         times = clock.best_seconds(self.target, common.REPEAT, self.ours, self.usual)
         return common.over(*times)
-
-
-def _torch(call: Call, case: inputs.Case) -> clock.Action:
-    torch = importlib.import_module("torch")
-    q, k = (x.detach().clone().requires_grad_() for x in case[1:3])
-    ones = tuple(torch.ones_like(x) for x in (q, k))
-    return lambda: torch.autograd.grad(call(q, k, case.positions), (q, k), ones)
-
-
-def _jax(call: Call, case: inputs.Case) -> clock.Action:
-    jax = importlib.import_module("jax")
-    _, q, k, positions = case
-
-    @jax.jit
-    def gradients(q: Any, k: Any, positions: Any) -> tuple[Any, ...]:
-        results, back = jax.vjp(lambda q, k: tuple(call(q, k, positions)), q, k)
-        return *results, *back(tuple(jax.numpy.ones_like(x) for x in results))
-
-    return lambda: gradients(q, k, positions)

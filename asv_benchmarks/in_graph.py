@@ -15,8 +15,8 @@ from rope_xp._bench import clock
 from rope_xp._bench.clock import Action
 from rope_xp._bench.inputs import Absent, Case, find
 
-from . import common
-from .paths import use_path
+from .shared import common
+from .shared.paths import use_path
 
 CALLS = ["apply", "angles", "usual"]
 """By positions, by angles that are made once in a graph, and the usual formula by positions."""

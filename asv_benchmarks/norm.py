@@ -9,7 +9,7 @@ from rope_xp._bench.clock import Action
 from rope_xp._bench.inputs import BASE, Absent
 from rope_xp._bench.targets import Target
 
-from . import common
+from .shared import common
 
 ROPE = rope_xp.RoPE(base=BASE, layout="half")
 

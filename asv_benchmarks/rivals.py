@@ -2,7 +2,7 @@
 
 from rope_xp._bench import clock
 
-from . import common, contenders, rival_calls
+from .shared import common, contenders, rival_calls
 
 
 class _Prefill:
@@ -15,7 +15,7 @@ class _Prefill:
     timeout = 300
 
     def setup(self, target: str, dtype: str) -> None:
-        layout = rival_calls.LAYOUTS.get(self.rival, "half")
+        layout = rival_calls.RIVALS[self.rival].layouts[0]
         with common.skipping():
             self.target, *self.calls = contenders.pair(
                 target, layout, dtype, "new", self.rival, common.TOKENS

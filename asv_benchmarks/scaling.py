@@ -9,7 +9,7 @@ from asv_runner.benchmarks.mark import SkipNotImplemented
 import rope_xp
 from rope_xp import scaling
 
-from . import common
+from .shared import common
 
 # As the configurations of well-known models have them. By name, as older versions lack some rules.
 RULES = {

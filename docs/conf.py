@@ -9,6 +9,7 @@ import io
 import re
 import sys
 import textwrap
+import tomllib
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +28,7 @@ author = "the rope_xp authors"
 project_copyright = f"{author}, Apache-2.0"
 release = version = rope_xp.__version__
 
-sys.path.insert(0, str(HERE))  # for mathml.py
+sys.path.insert(0, str(HERE / "tools"))  # for mathml.py
 extensions = [
     "mathml",
     "myst_nb",
@@ -68,17 +69,20 @@ python_maximum_signature_line_length = 88
 
 nitpicky = True
 # Classes of other packages, whose pages cannot be linked without a network.
-nitpick_ignore_regex = [("py:class", r"(collections|numpy|onnx|torch)\..+|ArrayLike|Module|Tensor")]
+nitpick_ignore_regex = [
+    ("py:class", r"(collections|numpy|onnx|os|torch)\..+|ArrayLike|Module|Tensor")
+]
 
 # Pages outside docs/ that are shown inside, and where links to them lead from here.
 PAGES = {
     "contributing": ROOT / "CONTRIBUTING.md",
     "changelog": ROOT / "CHANGELOG.md",
-    "releasing": ROOT / "RELEASING.md",
-    "security": ROOT / "SECURITY.md",
     "add_a_backend": ROOT / "backends" / "README.md",
 }
 LINKS = {path.relative_to(ROOT).as_posix(): f"{name}.md" for name, path in PAGES.items()}
+# Maintainers read these in the repository.
+SOURCE = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["urls"]["Source"]
+LINKS |= {name: f"{SOURCE}/blob/main/{name}" for name in ("RELEASING.md", "SECURITY.md")}
 
 FIGURE = re.compile(r"(?<=\| )([\d.]+e-)(\d+)(?= \|)")
 NAME = re.compile(r"\[`([\w.]+)`\]\((?:\.\./)?api\.md(?:#[\w-]+)?\)")
@@ -110,7 +114,7 @@ def command_line_help() -> str:
 
 
 def generate(_app: Sphinx) -> None:
-    """Write what the reference quotes; docs/remake.py makes all else, which is committed."""
+    """Write what the reference quotes; docs/tools/remake.py makes all else, which is committed."""
     GENERATED.mkdir(exist_ok=True)
     (GENERATED / "command_line.txt").write_text(command_line_help(), encoding="utf-8")
 

@@ -6,17 +6,31 @@
 >>> q, k = rope_xp.apply(q, k, positions=np.arange(6), layout="half")
 """
 
+import typing as _typing
+
 from rope_xp import _safe_path, scaling  # noqa: F401  # the first acts when it is imported
 from rope_xp._core.caches import clear_caches
 from rope_xp._core.errors import MissingBackendError, RopeConfigError, RopeError
+from rope_xp._core.lazy import load_on_first_use as _load_on_first_use
+from rope_xp._core.pytrees import registrars as _registrars
+from rope_xp._dispatch import find as _find
 from rope_xp._dispatch import libraries as _libraries  # noqa: F401  # fills the table of find
 from rope_xp._dispatch.choose import Explanation, use_path
-from rope_xp._dispatch.norm import QKNorm
 from rope_xp._functions import apply, apply_frequencies, apply_tables, explain, permute_weights
 from rope_xp.angles import Angles
 from rope_xp.choice import Choice
-from rope_xp.hf import from_hf_config
+from rope_xp.hf import LayerPlan, from_hf_config, plan
+from rope_xp.norm import QKNorm
 from rope_xp.rope import RoPE
+
+_registrars.append(_find.register_pytrees)
+
+if _typing.TYPE_CHECKING:
+    from rope_xp import backend, integrations, layers, onnx, papers, positions, testing  # noqa: F401  # names for type checkers
+else:
+    __getattr__, __dir__ = _load_on_first_use(
+        __name__, "backend", "integrations", "layers", "onnx", "papers", "positions", "testing"
+    )
 
 __version__ = "0.1.0"
 
@@ -24,6 +38,7 @@ __all__ = [
     "Angles",
     "Choice",
     "Explanation",
+    "LayerPlan",
     "MissingBackendError",
     "QKNorm",
     "RoPE",
@@ -36,6 +51,7 @@ __all__ = [
     "explain",
     "from_hf_config",
     "permute_weights",
+    "plan",
     "scaling",
     "use_path",
 ]

@@ -9,7 +9,8 @@ from rope_xp._core.errors import RopeError
 from rope_xp._core.typing import ArrayT, Layout
 from rope_xp._dispatch import call_cache, choose, find
 from rope_xp._dispatch.choose import Explanation
-from rope_xp._dispatch.norm import QKNorm
+from rope_xp._dispatch.recent_calls import GivenTables, recall
+from rope_xp.norm import QKNorm
 from rope_xp.rope import Positions, RoPE
 
 _DEFAULT = RoPE()
@@ -119,9 +120,12 @@ def apply_tables(
     """
     outs = None if out is None else (out,)
     context = (layout, rotary_offset, type(rotary_offset))  # as 1, 1.0 and True are equal
-    signature = call_cache.signature(context, (x,), None, axes, outs, inverse, (cos, sin))
-    arguments = x, cos, sin, layout, inverse, axes, rotary_offset, out
-    return call_cache.run(signature, parse_tables.apply_tables, *arguments)[0]  # type: ignore[no-any-return]  # same kind as x
+    options = context, (x,), GivenTables(cos, sin), axes, outs, inverse, None
+    results = recall(*options)
+    if results is None:
+        arguments = x, cos, sin, layout, inverse, axes, rotary_offset, out
+        results = call_cache.run(*options, parse_tables.apply_tables, *arguments)
+    return results[0]  # type: ignore[no-any-return]  # same kind as x
 
 
 def apply_frequencies(
@@ -195,7 +199,7 @@ def explain(
 ) -> Explanation:
     """Return the path that :func:`apply` takes for these arguments, and why others decline.
 
-    RopeError also if :func:`use_path` forces a path that cannot run.
+    Raises RopeError also if :func:`use_path` forces a path that cannot run.
 
     Examples
     --------

@@ -13,14 +13,16 @@ from rope_xp._arguments.axes import parse_axes
 from rope_xp._arguments.slots import rotate_into_slots
 from rope_xp._core.caches import cached
 from rope_xp._core.call import Call, RotationSpec, TableLookup, leaves
-from rope_xp._core.library import TREES, Rope
 from rope_xp._core.path import Path, PathUnavailable
+from rope_xp._core.protocols import Rope
+from rope_xp._core.pytrees import PYTREE_CLASSES
 from rope_xp._core.typing import Array, ArrayT
 from rope_xp._dispatch import call_cache
 from rope_xp._dispatch.backend import Backend
 from rope_xp._dispatch.call_cache import CachedCall, CallSignature
 from rope_xp._dispatch.choose import choice
-from rope_xp._dispatch.norm import QKNorm, read_norm
+from rope_xp._dispatch.recent_calls import GivenTables, describe_context, recall
+from rope_xp.norm import QKNorm, read_norm
 
 CosSinPair: TypeAlias = tuple[Array, Array]
 UnitRotation: TypeAlias = tuple[CachedCall, Array, int]
@@ -75,7 +77,7 @@ class Angles:
 
         Results have the same bits as those of :meth:`rope_xp.RoPE.apply`, if ``like`` was float64
         for float64 q and k. XLA and GPU compilers may fuse multiply-add differently, by at most 2
-        ulp. TypeError also if q comes from another library than the angles.
+        ulp. Raises TypeError also if q comes from another library than the angles.
 
         Examples
         --------
@@ -86,13 +88,7 @@ class Angles:
         """
         if slots is not None:
             return rotate_into_slots(q, k, slots, axes, out, self.apply, norm=norm)
-        rope, tables = self.rope, (self.cos, self.sin)
-        arrays = q, k
-        context = Angles, rope
-        signature = call_cache.signature(context, arrays, None, axes, out, False, tables, norm)
-        rotated_q, rotated_k = call_cache.run(
-            signature, parse_tables.rotate, rope, arrays, *tables, axes, out, False, norm
-        )
+        rotated_q, rotated_k = self._rotate((q, k), (self.cos, self.sin), axes, out, False, norm)
         return rotated_q, rotated_k
 
     def rotate(
@@ -113,7 +109,8 @@ class Angles:
         >>> rope_xp.RoPE().at([1], like=x).rotate(x, axes="sd").round(4).tolist()
         [[0.5403, 0.8415]]
         """
-        return self._rotate_one(x, (self.cos, self.sin), axes, out, False, norm)
+        tables, outs = (self.cos, self.sin), None if out is None else (out,)
+        return self._rotate((x,), tables, axes, outs, False, read_norm(norm))[0]  # type: ignore[no-any-return]  # same kind as x
 
     def unrotate(self, x: ArrayT, *, axes: str | None = None, out: ArrayT | None = None) -> ArrayT:
         """Undo :meth:`rotate`.
@@ -131,31 +128,37 @@ class Angles:
         True
         """
         tables = (self.cos, self.sin) if self.inverse is None else self.inverse
-        return self._rotate_one(x, tables, axes, out, True)
+        outs = None if out is None else (out,)
+        return self._rotate((x,), tables, axes, outs, True, None)[0]  # type: ignore[no-any-return]  # same kind as x
 
-    def _rotate_one(
+    def _rotate(
         self,
-        x: ArrayT,
+        arrays: tuple[Array, ...],
         tables: CosSinPair,
         axes: str | None,
-        out: ArrayT | None,
+        outs: Any,
         inverse: bool,
-        norm: tuple[ArrayT, float] | QKNorm | None = None,
-    ) -> ArrayT:
-        rope, norm, outs = self.rope, read_norm(norm), None if out is None else (out,)
-        context = Angles, rope
-        signature = call_cache.signature(context, (x,), None, axes, outs, inverse, tables, norm)
-        return call_cache.run(  # type: ignore[no-any-return]  # same kind as x
-            signature, parse_tables.rotate, rope, (x,), *tables, axes, out, inverse, norm
-        )[0]
+        norm: QKNorm | None,
+    ) -> tuple[Array, ...]:
+        context, rope = (Angles, self.rope), self.rope
+        options = context, arrays, GivenTables(*tables), axes, outs, inverse, norm
+        results = recall(*options)
+        if results is not None:
+            return results
+        out = outs[0] if outs and len(arrays) == 1 else outs
+        arguments = rope, arrays, *tables, axes, out, inverse, norm
+        return call_cache.run(*options, parse_tables.rotate, *arguments)
 
 
-TREES.append((Angles, ("cos", "sin", "inverse"), ("rope",)))
+PYTREE_CLASSES.append((Angles, ("cos", "sin", "inverse"), ("rope",)))
 
 
 def build_angles(rope: Rope, positions: Any, like: Array) -> Angles:
     """Return the angles of positions for arrays such as ``like``."""
-    signature = call_cache.signature((build_angles, rope), (like,), positions, None, None, False)
+    described = describe_context((like,), None, None, False, None)
+    signature = described and call_cache.sign(
+        (build_angles, rope), *described, (like,), positions, None
+    )
     if signature is not None:
         cached_call = call_cache.CALLS.get(signature.key)
         tables = None if cached_call is None else cached_call(signature)

@@ -15,9 +15,9 @@ from rope_xp._core.call import (
     leaves,
     with_leaves,
 )
-from rope_xp._core.library import DigitTables, TableKey
 from rope_xp._core.memory import Memory
 from rope_xp._core.path import Path, PathUnavailable, ShardedExecutor
+from rope_xp._core.tables import DigitTables, TableKey
 from rope_xp._dispatch.backend import Backend
 from rope_xp._dispatch.kernels import Kernels
 from rope_xp._rotation.portable import cos_sin, run

@@ -15,7 +15,8 @@ from rope_xp._core.typing import Array, ArrayT
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
 from rope_xp._rotation.angles import with_axes
-from rope_xp.angles import Angles, build_angles
+from rope_xp.angles import Angles, CosSinPair, build_angles
+from rope_xp.norm import QKNorm
 from rope_xp.rope import Positions, RoPE
 
 _SHARED = "layout", "rotary_dim", "rotary_offset", "position_axes"
@@ -26,7 +27,7 @@ class Choice:
     """One of several RoPEs for each sequence of a batch; all of them rotate the same pairs.
 
     Use it for requests with different scaling, such as short and long contexts of LongRoPE. Cos and
-    sin are computed for every rope and selected for each sequence; q and k are rotated once.
+    sin are computed for every rope and selected for each sequence, and q and k are rotated once.
 
     Parameters
     ----------
@@ -55,7 +56,7 @@ class Choice:
     >>> regimes = rope.for_length(4096), rope.for_length(4097)
     >>> choice = rope_xp.Choice(regimes, lengths > 4096)
     >>> q, k = np.ones((2, 1, 4, 8)), np.ones((2, 1, 2, 8))
-    >>> q_rotated, k_rotated = choice.apply(q, k, lengths[:, None] - 1)
+    >>> q_rotated, k_rotated = choice.at(lengths[:, None] - 1, like=q).apply(q, k)
     >>> bool((k_rotated[1] == regimes[1].rotate(k[1], 8999)).all())
     True
     """
@@ -74,7 +75,7 @@ class Choice:
                     "ropes must rotate the same pairs and read the same components of positions: "
                     f"({', '.join(_SHARED)}) is {values} in ropes[{i}] and {first} in ropes[0]"
                 )
-        which = np.asarray(self.which) if parse.find_owner(self.which) is None else self.which
+        which = np.asarray(self.which) if parse.backend_of(self.which) is None else self.which
         owner = find.require_backend(which, "which")
         if owner.dtype_name(which) not in ("bool", *INTEGERS):
             raise TypeError(f"which must hold integers; got {owner.dtype_name(which)}")
@@ -105,12 +106,11 @@ class Choice:
             which = backend.asarray(which.astype(np.int32), backend.device(like))
         which = backend.integers(which)[..., None, None]
         by_rope = [build_angles(rope, positions, like) for rope in self.ropes]
-        tables = _select(backend, which, [(angles.cos, angles.sin) for angles in by_rope])
-        inverse = None
-        if any(angles.inverse is not None for angles in by_rope):
-            pairs = [angles.inverse or (angles.cos, angles.sin) for angles in by_rope]
-            inverse = _select(backend, which, pairs)
-        return Angles(*tables, self.ropes[0], inverse)
+        tables = [(angles.cos, angles.sin) for angles in by_rope]
+        inverses = [angles.inverse or (angles.cos, angles.sin) for angles in by_rope]
+        has_inverse = any(angles.inverse is not None for angles in by_rope)
+        inverse = _select(backend, which, inverses) if has_inverse else None
+        return Angles(*_select(backend, which, tables), self.ropes[0], inverse)
 
     def apply(
         self,
@@ -119,7 +119,9 @@ class Choice:
         positions: Positions = None,
         *,
         axes: str | None = None,
-        out: tuple[ArrayT, ArrayT] | None = None,
+        out: tuple[ArrayT | None, ArrayT] | None = None,
+        slots: Any = None,
+        norm: QKNorm | None = None,
     ) -> tuple[ArrayT, ArrayT]:
         """Rotate queries and keys, each sequence with its own RoPE. See :meth:`rope_xp.RoPE.apply`.
 
@@ -131,7 +133,8 @@ class Choice:
         >>> q, k = np.ones((2, 3, 4, 8)), np.ones((2, 3, 2, 8))
         >>> q_rotated, k_rotated = rope_xp.Choice(ropes, [0, 1]).apply(q, k)
         """
-        return self._angles_of(q, positions, axes).apply(q, k, axes=axes, out=out)
+        angles = self._angles_of(q, positions, axes)
+        return angles.apply(q, k, axes=axes, out=out, slots=slots, norm=norm)
 
     def rotate(
         self,
@@ -163,15 +166,16 @@ class Choice:
         return self.at(positions, like=x)
 
 
-def _select(
-    backend: Backend, which: Array, tables: list[tuple[Array, Array]]
-) -> tuple[Array, Array]:
+def _select(backend: Backend, which: Array, tables: list[CosSinPair]) -> CosSinPair:
     """Return cos and sin from the rope of each sequence, NaN where ``which`` is out of range."""
-    xp = backend.xp
     ndim = max(len(which.shape), len(tables[0][0].shape))
     which = with_axes(which, ndim)
-    cos = sin = xp.full_like(with_axes(tables[0][0], ndim), float("nan"))
-    for i, (rope_cos, rope_sin) in enumerate(tables):
-        cos = xp.where(which == i, with_axes(rope_cos, ndim), cos)
-        sin = xp.where(which == i, with_axes(rope_sin, ndim), sin)
+
+    def select(by_rope: tuple[Array, ...]) -> Array:
+        selected = backend.xp.full_like(with_axes(by_rope[0], ndim), float("nan"))
+        for i, table in enumerate(by_rope):
+            selected = backend.xp.where(which == i, with_axes(table, ndim), selected)
+        return selected
+
+    cos, sin = map(select, zip(*tables, strict=True))
     return cos, sin

@@ -1,6 +1,6 @@
 """Write a rotation as ONNX's operator RotaryEmbedding (opset 23), with exact tables.
 
-Needs ``pip install 'rope-xp[onnx]'``. To export a whole model, trace it instead: see docs/onnx.md.
+Needs ``pip install onnx``. To export a whole model, trace it instead: see docs/onnx.md.
 """
 
 from collections.abc import Sequence

@@ -9,9 +9,10 @@ from rope_xp._arguments import fields, parse, parse_tables
 from rope_xp._arguments.slots import move_slots, rotate_into_slots
 from rope_xp._core.typing import Array, ArrayT
 from rope_xp._dispatch import call_cache, choose
-from rope_xp._dispatch.norm import QKNorm, read_norm
+from rope_xp._dispatch.recent_calls import recall
 from rope_xp._frequencies import RopeFields
 from rope_xp.angles import Angles, build_angles
+from rope_xp.norm import QKNorm, read_norm
 
 Positions = Any
 """Integers or floats: an array of the same library, a numpy array, or Python numbers."""
@@ -22,9 +23,9 @@ Positions = Any
 class RoPE(RopeFields):
     """A rotary position embedding: frequencies, how components pair up, and which are rotated.
 
-    At position p, the pair i of a head's components turns by the angle ``p * frequencies[i]`` (Su
+    At position p, pair i of a head's components rotates by the angle ``p * frequencies[i]`` (Su
     et al., "RoFormer", arXiv 2104.09864, eq. 14-16 and 34). A RoPE holds no arrays and no state; it
-    is hashable and picklable. All its methods raise errors as :meth:`apply` does.
+    is hashable and picklable. Every method validates its arguments as :meth:`apply` does.
 
     Parameters
     ----------
@@ -116,7 +117,7 @@ class RoPE(RopeFields):
         ------
         RopeError, TypeError
             If shapes, devices, libraries, positions or options do not fit, or have the wrong type.
-            Nothing is written then.
+            Nothing has been written then.
 
         Examples
         --------
@@ -131,13 +132,14 @@ class RoPE(RopeFields):
         if slots is not None:
             options = {"positions": positions, "k_positions": k_positions, "norm": norm}
             return rotate_into_slots(q, k, slots, axes, out, self.apply, **options)
-        signature = None
-        if k_positions is None:
-            arrays = q, k
-            signature = call_cache.signature(self, arrays, positions, axes, out, False, None, norm)
-        rotated_q, rotated_k = call_cache.run(
-            signature, parse.apply, self, q, k, positions, axes, k_positions, out, norm
-        )
+        if k_positions is not None:
+            results = choose.run(parse.apply(self, q, k, positions, axes, k_positions, out, norm))
+        else:
+            call = self, (q, k), positions, axes, out, False, norm
+            cached = recall(*call)
+            arguments = self, q, k, positions, axes, None, out, norm
+            results = cached or call_cache.run(*call, parse.apply, *arguments)
+        rotated_q, rotated_k = results
         return rotated_q, rotated_k
 
     def rotate(
@@ -156,7 +158,7 @@ class RoPE(RopeFields):
         x, positions, axes, out
             See :meth:`apply`; ``out=x`` rotates in place.
         norm : (array, float) or QKNorm, optional
-            Weight and eps of an RMSNorm, or a QKNorm, of which ``q_weight`` is that of x.
+            Weight and eps of an RMSNorm, or a QKNorm whose ``q_weight`` applies to x.
 
         Returns
         -------
@@ -213,9 +215,12 @@ class RoPE(RopeFields):
         norm: tuple[ArrayT, float] | QKNorm | None = None,
     ) -> ArrayT:
         norm, outs = read_norm(norm), None if out is None else (out,)
-        signature = call_cache.signature(self, (x,), positions, axes, outs, inverse, None, norm)
-        options = positions, axes, out, inverse, norm
-        return call_cache.run(signature, parse.rotate, self, x, *options)[0]  # type: ignore[no-any-return]  # same kind as x
+        call = self, (x,), positions, axes, outs, inverse, norm
+        results = recall(*call)
+        if results is None:
+            arguments = self, x, positions, axes, out, inverse, norm
+            results = call_cache.run(*call, parse.rotate, *arguments)
+        return results[0]  # type: ignore[no-any-return]  # same kind as x
 
     def rerotate(
         self,
@@ -231,8 +236,8 @@ class RoPE(RopeFields):
         """Move rotated keys to other positions, optionally onto another RoPE.
 
         Both rotations are composed into one table, so x is rounded once. After 1,000 moves, float32
-        keys are off by 4e-5 of the largest one; with ``slots``, which uses float64 if the library
-        has it, by 1e-5. Move bfloat16 keys rarely, in large steps; see :doc:`/caches`.
+        keys are off by at most 1e-4 of the largest one; with ``slots``, which uses float64 if the
+        library has it, by 1e-5. Move bfloat16 keys rarely, in large steps; see :doc:`/caches`.
 
         Parameters
         ----------

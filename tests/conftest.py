@@ -1,6 +1,7 @@
 """The backend fixture, and what the summary says of backends that were not tested."""
 
 import ctypes
+import gc
 import importlib.util
 import os
 from collections import Counter
@@ -20,6 +21,7 @@ except OSError:  # jax's plugin for GPUs, if it is there to compile, would tell 
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Else jax takes three quarters of a GPU's memory, in every process of pytest-xdist.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it advises on odd default configurations
 
 # It has no examples, and its programs set up their process when they are read.
 collect_ignore = ["support"]
@@ -80,6 +82,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     tr.line("backends tested: " + ", ".join(t.name for t in TARGETS if not missing(t)))
     gpu = sum("gpu" in getattr(report, "keywords", {}) for report in skipped)
     tr.line(f"tests that need a GPU and did not run: {gpu}")
+
+
+@pytest.fixture
+def small_heap() -> Iterator[None]:
+    """Have collections pass over what was there before, of which each would take half a second."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture

@@ -47,9 +47,12 @@ class _MlxNamespace:
         return below.sum(-1)
 
     @staticmethod
-    def arange(n: int, *, dtype: mx.Dtype, **_: Any) -> mx.array:
+    def arange(
+        start: int, stop: int | None = None, step: int = 1, *, dtype: mx.Dtype, **_: Any
+    ) -> mx.array:
         """Ignore ``device``."""
-        return mx.arange(n, dtype=dtype)
+        start, stop = (0, start) if stop is None else (start, stop)
+        return mx.arange(start, stop, step, dtype=dtype)
 
 
 class Mlx(Backend):

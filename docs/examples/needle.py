@@ -1,6 +1,6 @@
 """Train small models to look back by a distance, and see what inexact angles cost them.
 
-    python docs/examples/needle.py --seeds 0 1 2 --json docs/needle.json
+    python docs/examples/needle.py --seeds 0 1 2 --json docs/tools/needle.json
 
 Each token holds a symbol and a distance of 1 to 48. The model must name the symbol that lies so far
 back, so its attention must tell one distance from the next. Sequences start anywhere below position

@@ -48,10 +48,12 @@ class Unwrap(Path):
     """Takes the arrays out of their boxes, for the portable path to rotate with numpy."""
 
     name = "unwrap"
+    normalizes = True  # it takes calls with norm=
 
     def run(self, call: Call) -> tuple[Array, ...]:
         arrays = tuple(x.data for x in call.arrays)
-        return tuple(Array(y) for y in run(replace(call, arrays=arrays)))
+        weights = tuple(None if w is None else w.data for w in call.weights)
+        return tuple(Array(y) for y in run(replace(call, arrays=arrays, weights=weights)))
 
 
 BACKEND = Toylib("toylib", np, (Unwrap(),))

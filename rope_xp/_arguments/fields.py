@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from rope_xp._core import numbers
 from rope_xp._core.errors import RopeError
-from rope_xp._core.library import Rope
+from rope_xp._core.protocols import Rope
 
 T = TypeVar("T")
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from rope_xp._arguments import fields, messages, parse
+from rope_xp._arguments import checks, fields, parse
 from rope_xp._arguments.axes import parse_axes
 from rope_xp._arguments.out import check_out
 from rope_xp._arguments.positions import check_positions_shape, read_host, wrong_dtype
@@ -34,7 +34,7 @@ def apply_frequencies(
     heads_axis, group = None, 1
     if len(shape) > 1 and shape[-2] != 1:
         group = _check_heads(where, shape[-2], q, k)
-        heads_axis = sum(i < where.heads for i in where.batch)  # type: ignore[operator]  # checked
+        heads_axis = sum(i < where.heads for i in where.batch)  # type: ignore[operator]  # _check_heads rejects None
         # Heads become one more batch axis, so that each has its own angles.
         free = next(name for name in "bcefgijklmnopqrtuvwxyz" if name not in where.names)
         where = parse_axes(where.names.replace("h", free), len(where.names), "q")
@@ -43,9 +43,9 @@ def apply_frequencies(
     out = check_out(backend, (q, k), out)
     if not components:
         positions, frequencies = positions[None, ...], frequencies[None, ...]
-    xp, like = backend.xp, (backend, backend.device(q), double or k_double)
-    terms = _build_terms(like, positions, frequencies, len(where.batch), heads_axis)
-    tables = products.cos_sin(backend, terms, like[-1])
+    xp, target = backend.xp, (backend, backend.device(q), double or k_double)
+    terms = _build_terms(target, positions, frequencies, len(where.batch), heads_axis)
+    tables = products.cos_sin(backend, terms, target[-1])
     dtypes = [xp.float64 if is_double else xp.float32 for is_double in (double, k_double)]
     angles = [CosSin(*(xp.astype(table, dtypes[1], copy=False) for table in tables))]
     if group > 1 or double != k_double:
@@ -57,11 +57,11 @@ def apply_frequencies(
 def _check_frequencies(backend: Backend, q: Array, frequencies: Any) -> Array:
     """Return frequencies as an array of numpy or of the library of q."""
     owner = find.require_backend(frequencies, "frequencies")
-    messages.check_float(owner, "frequencies", frequencies)
+    checks.check_float(owner, "frequencies", frequencies)
     shape = tuple(frequencies.shape)
     if not 1 <= len(shape) <= 3 or 0 in shape:
         raise RopeError(f"frequencies has shape {shape}; it must be {_SHAPES}, radians per token")
-    messages.check_beside(backend, "q", q, owner, "frequencies", frequencies)
+    checks.check_same_library_and_device(backend, "q", q, owner, "frequencies", frequencies)
     if owner.host and backend.is_compiling():
         return backend.asarray_in_trace(frequencies, backend.device(q))
     if owner.host:
@@ -99,7 +99,7 @@ def _check_positions(
         length = backend.axis_length(q, axes.tokens) if tokens is None else tokens
         indices = backend.arange(length, backend.device(q))
         return backend.xp.stack([indices] * components) if components else indices
-    owner = parse.find_device_owner(positions)
+    owner = parse.device_backend_of(positions)
     if (owner is None or owner.host) and not backend.is_compiling():
         read_host(positions, np.int64, True, "positions")
     owner, positions = parse.read_operand(backend, "q", q, "positions", positions)
@@ -111,7 +111,7 @@ def _check_positions(
 
 
 def _build_terms(
-    like: tuple[Backend, Device, bool],
+    target: tuple[Backend, Device, bool],
     positions: Array,
     frequencies: Array,
     batch: int,
@@ -121,7 +121,7 @@ def _build_terms(
 
     Arrays broadcast to (batch..., tokens, r/2). ``heads`` is the axis of per-head frequencies.
     """
-    backend, device, double = like
+    backend, device, double = target
     base = products.DOUBLE if double else products.SINGLE
     p_owner = find.require_backend(positions, "positions")
     f_owner = find.require_backend(frequencies, "frequencies")
@@ -131,11 +131,11 @@ def _build_terms(
         x = owner.xp.astype(x, owner.xp.float64 if double else owner.xp.float32, copy=False)
         return x if owner is backend else backend.asarray(x, device)
 
-    def place_p(x: Array) -> Array:
+    def place_positions(x: Array) -> Array:
         x = with_axes(place(x, p_owner), batch + (heads is None))
         return x[..., None] if heads is None else x[(*(slice(None),) * heads, None, ..., None)]
 
-    def place_f(x: Array) -> Array:
+    def place_frequencies(x: Array) -> Array:
         x = place(x, f_owner)
         if heads is None:
             return with_axes(x, batch + 2)
@@ -146,16 +146,19 @@ def _build_terms(
     factors = products.build_multipliers(f_owner, f_constant, weights, base)
     terms = []
     for c in range(positions.shape[0]):
-        p, f = place_p(positions[c, ...]), place_f(frequencies[c, ...])
-        constant_p = p if p_constant is positions else place_p(p_constant[c, ...])
-        constant_f = f if f_constant is frequencies else place_f(f_constant[c, ...])
+        p, f = place_positions(positions[c, ...]), place_frequencies(frequencies[c, ...])
+        constant_p = p if p_constant is positions else place_positions(p_constant[c, ...])
+        constant_f = f if f_constant is frequencies else place_frequencies(f_constant[c, ...])
         term = products.Term(
             products.PositionDigits(
-                [place_p(x[c, ...]) for x in digits],
+                [place_positions(x[c, ...]) for x in digits],
                 weights,
-                None if rest is None else place_p(rest[c, ...]),
+                None if rest is None else place_positions(rest[c, ...]),
             ),
-            [products.Multiplier(place_f(a[c, ...]), place_f(b[c, ...])) for a, b in factors],
+            [
+                products.Multiplier(place_frequencies(a[c, ...]), place_frequencies(b[c, ...]))
+                for a, b in factors
+            ],
             products.Variable(p, constant_p),
             products.Variable(f, constant_f),
         )

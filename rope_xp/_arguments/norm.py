@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from rope_xp._arguments import messages
+from rope_xp._arguments import checks
 from rope_xp._core.call import Axes, NormSpec
 from rope_xp._core.errors import RopeError
 from rope_xp._core.numbers import same_length
 from rope_xp._core.typing import Array
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
-from rope_xp._dispatch.norm import QKNorm
+from rope_xp.norm import QKNorm
 
 NAMES = ("norm.q_weight", "norm.k_weight")
 
@@ -29,9 +29,9 @@ def check_norm(
         if weight is None:
             continue
         owner = find.require_backend(weight, name)
-        messages.check_float(owner, name, weight)
-        if not messages.check_beside(backend, argument, x, owner, name, weight):
-            raise messages.different_libraries(argument, backend, name, owner)
+        checks.check_float(owner, name, weight)
+        if not checks.check_same_library_and_device(backend, argument, x, owner, name, weight):
+            raise checks.different_libraries(argument, backend, name, owner)
         heads = () if axes.heads is None else (x.shape[axes.heads],)
         shapes = [(*lead, n) for n in (x.shape[-1], rotary_dim) for lead in ((), heads)]
         # Spelled without "in", as lengths may be a compiler's symbols.

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from rope_xp._arguments import messages
+from rope_xp._arguments import checks
 from rope_xp._arguments.norm import NAMES
 from rope_xp._core.errors import RopeError
 from rope_xp._core.memory import MemorySpan, get_span, have_overlap, overlaps_itself
@@ -36,7 +36,8 @@ def check_out(
     if len(arrays) == 1:
         out = (out,)
     elif not isinstance(out, (tuple, list)) or len(out) != len(arrays):
-        raise TypeError(f"out must be a tuple ({', '.join(names)}) of arrays; got {type(out)}")
+        got = type(out).__name__ + (f" of {len(out)}" if isinstance(out, (tuple, list)) else "")
+        raise TypeError(f"out must be a tuple ({', '.join(names)}) of two arrays; got a {got}")
     for label, target, name, x in zip(labels, out, names, arrays, strict=True):
         _check_like(backend, label, target, name, x)
     for label, target, name, weight in zip(labels, out, NAMES, weights, strict=False):
@@ -68,7 +69,7 @@ def _check_like(backend: Backend, label: str, out: Any, name: str, x: Array) -> 
     # dtypes by their names: another byte order holds the same numbers.
     kinds = [(backend.dtype_name(a), tuple(a.shape), backend.device(a)) for a in (out, x)]
     if kinds[0] != kinds[1]:
-        shown = [messages.describe(backend, a) for a in (out, x)]
+        shown = [checks.describe(backend, a) for a in (out, x)]
         raise RopeError(f"{label} is {shown[0]}; the result for {name} is {shown[1]}")
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from rope_xp._arguments import messages
+from rope_xp._arguments import checks
 from rope_xp._arguments.axes import check_fit, parse_axes
 from rope_xp._arguments.fields import slice_of
 from rope_xp._arguments.norm import check_norm
@@ -25,7 +25,8 @@ from rope_xp._core.call import (
     get_position_range,
 )
 from rope_xp._core.errors import RopeError
-from rope_xp._core.library import Rope, TableKey, count_components
+from rope_xp._core.protocols import Rope, count_components
+from rope_xp._core.tables import TableKey
 from rope_xp._core.typing import Array, Layout
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
@@ -33,35 +34,35 @@ from rope_xp._dispatch.backend import Backend
 _PYTHON = (int, float, list, tuple, range)
 
 
-def find_owner(values: Any) -> Backend | None:
+def backend_of(values: Any) -> Backend | None:
     """Return the backend of an array, None for Python numbers and sequences of them."""
     return None if type(values) in _PYTHON else find.find_backend(values)
 
 
-def find_device_owner(values: Any) -> Backend | None:
+def device_backend_of(values: Any) -> Backend | None:
     """Return the backend of an array, None for numpy arrays and Python numbers."""
     # Dynamo cannot look up the class of the first numpy array that it traces.
-    return None if type(values) is np.ndarray else find_owner(values)
+    return None if type(values) is np.ndarray else backend_of(values)
 
 
 def read_operand(
     backend: Backend, name: str, x: Array, argument: str, values: Any
 ) -> tuple[Backend, Array]:
     """Return the backend and array of values: that of x, on its device, or else numpy."""
-    owner = find_device_owner(values)
+    owner = device_backend_of(values)
     if (owner is None or owner.host) and backend.is_compiling():
         return backend, backend.asarray_in_trace(values, backend.device(x))
     if owner is None:
         values = np.asarray(values)
         owner = find.require_backend(values, argument)
-    messages.check_beside(backend, name, x, owner, argument, values)
+    checks.check_same_library_and_device(backend, name, x, owner, argument, values)
     return owner, values
 
 
 def check_array(x: Array, axes: str | None, argument: str = "x") -> tuple[Backend, Axes, bool]:
     """Return the backend and axes of x, and whether it is of float64."""
     backend = find.require_backend(x, argument)
-    double = messages.check_float(backend, argument, x) == "float64"
+    double = checks.check_float(backend, argument, x) == "float64"
     return backend, parse_axes(axes, len(x.shape), argument), double
 
 
@@ -72,11 +73,11 @@ def check_pair(
     backend, where, double = check_array(q, axes, "q")
     other = find.require_backend(k, "k")
     if other is not backend:
-        raise messages.different_libraries("q", backend, "k", other)
-    k_double = messages.check_float(backend, "k", k) == "float64"
+        raise checks.different_libraries("q", backend, "k", other)
+    k_double = checks.check_float(backend, "k", k) == "float64"
     check_fit(where, "k", len(k.shape))
-    messages.check_same_device(backend, "q", q, "k", k)
-    messages.check_pair_shapes(where, q.shape, k.shape, has_k_positions)
+    checks.check_same_device(backend, "q", q, "k", k)
+    checks.check_pair_shapes(where, q.shape, k.shape, has_k_positions)
     return backend, where, double, k_double
 
 
@@ -151,7 +152,7 @@ def cos_sin(
     rope: Rope, positions: Any, head_dim: int, xp: Any, device: Any, dtype: Any
 ) -> tuple[TableLookup, Backend]:
     """Return the lookup of cos and sin for positions of any shape, and its backend."""
-    owner = find_owner(positions)
+    owner = backend_of(positions)
     if xp is not None:
         backend = find.require_backend_of_namespace(xp)
         if owner is not None and owner.compatible_backend is backend:
@@ -198,7 +199,7 @@ def _lookup(
         position_range = get_position_range(0, tokens) if is_known else COUNTED
     else:
         whole, part, position_range = resolve_positions(
-            backend, positions, find_device_owner(positions), x, table_key.double, argument
+            backend, positions, device_backend_of(positions), x, table_key.double, argument
         )
         check_fractions(backend, argument, part, table_key)
         rows = whole.shape

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from rope_xp._arguments import fields, messages, parse
+from rope_xp._arguments import checks, fields, parse
 from rope_xp._arguments.fields import resolve_slice, slice_of
 from rope_xp._arguments.norm import check_norm
 from rope_xp._arguments.out import check_out
@@ -13,8 +13,9 @@ from rope_xp._arguments.table_forms import check_one_per_pair, hint_one_column
 from rope_xp._core import numbers
 from rope_xp._core.call import Axes, Call, CosSin, RotationSpec, TableLookup
 from rope_xp._core.errors import RopeError
-from rope_xp._core.library import Rope, TableKey
 from rope_xp._core.numbers import same_length
+from rope_xp._core.protocols import Rope
+from rope_xp._core.tables import TableKey
 from rope_xp._core.typing import Array, Layout
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
@@ -80,7 +81,7 @@ def rotate(
 def check_rope_tables(rope: Rope, cos: Any, sin: Any) -> None:
     """Check tables against a rope, as far as they can be without an array to rotate."""
     for argument, table in (("cos", cos), ("sin", sin)):
-        messages.check_float(find.require_backend(table, argument), argument, table)
+        checks.check_float(find.require_backend(table, argument), argument, table)
     _check_same_shape(tuple(cos.shape), tuple(sin.shape))
     if rope.rotary_dim is None or cos.shape[-1] == rope.rotary_dim:
         check_one_per_pair(cos, sin)
@@ -91,13 +92,13 @@ def check_rope_tables(rope: Rope, cos: Any, sin: Any) -> None:
 def angles(rope: Rope, positions: Any, like: Array) -> tuple[Backend, list[TableLookup]]:
     """Return the lookup of angles for arrays such as ``like``, and any other of the inverse."""
     backend = find.require_backend(like, "like")
-    double = messages.check_float(backend, "like", like) == "float64"
+    double = checks.check_float(backend, "like", like) == "float64"
     if not like.shape:
         raise RopeError("like is a number; pass an array such as q, whose last axis is head_dim")
     head_dim = like.shape[-1]
     slice_of(rope, head_dim)
     table_key = TableKey(rope, head_dim, inverse=False, double=double)
-    owner = parse.find_device_owner(positions)
+    owner = parse.device_backend_of(positions)
     lookup = parse.position_lookup(backend, table_key, positions, owner, like)
     whole, part = parse.add_token_axis(lookup.whole, lookup.part, lookup.components)
     lookup.whole, lookup.part = whole, part
@@ -132,8 +133,8 @@ def _read_table(
     backend: Backend, name: str, x: Array, table: Any, double: bool, argument: str
 ) -> Array:
     owner = find.require_backend(table, argument)
-    messages.check_float(owner, argument, table)
-    if messages.check_beside(backend, name, x, owner, argument, table):
+    checks.check_float(owner, argument, table)
+    if checks.check_same_library_and_device(backend, name, x, owner, argument, table):
         return table
     # By numpy, which has dtypes and byte orders that the other library may not have.
     host = table.astype(np.float64 if double else np.float32, copy=False)

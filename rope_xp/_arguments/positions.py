@@ -4,12 +4,12 @@ from typing import Any
 
 import numpy as np
 
-from rope_xp._arguments.messages import check_beside, check_readable
+from rope_xp._arguments.checks import check_readable, check_same_library_and_device
 from rope_xp._core.call import LIMIT, UNKNOWN, PositionRange, get_position_range
 from rope_xp._core.dtypes import FLOATS, INTEGERS
 from rope_xp._core.errors import RopeError
-from rope_xp._core.library import TableKey
 from rope_xp._core.numbers import ROTATED, check_known, same_length
+from rope_xp._core.tables import TableKey
 from rope_xp._core.typing import Array
 from rope_xp._dispatch.backend import Backend
 from rope_xp._rotation.fractions import DOUBLE, SINGLE
@@ -32,7 +32,7 @@ def resolve_positions(
     """
     host, is_host = positions, not backend.is_compiling()
     if owner is not None and not owner.host:
-        check_beside(backend, ROTATED, like, owner, argument, positions)
+        check_same_library_and_device(backend, ROTATED, like, owner, argument, positions)
         host = owner.host_view(positions)
         is_host = host is not None
     elif not is_host:
@@ -66,6 +66,8 @@ def read_host(
     if host.size == 0:
         return host.astype(integer), None, get_position_range(0, 0)
     kind = host.dtype.kind
+    if kind == "O" and not isinstance(positions, (list, tuple)):
+        raise wrong_dtype(argument, type(positions).__name__)
     if kind not in "iuf" and host.dtype.name != "bfloat16":
         raise wrong_dtype(argument, str(host.dtype))
     exact = host if kind in "iu" else host.astype(np.float64)

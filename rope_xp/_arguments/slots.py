@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rope_xp._arguments import messages, parse
+from rope_xp._arguments import checks, parse
 from rope_xp._arguments.out import check_out
 from rope_xp._core.dtypes import INTEGERS
 from rope_xp._core.errors import RopeError
@@ -22,7 +22,7 @@ def move_slots(
     """Return the cache with moved keys in these slots, written to ``out`` if there is one."""
     backend, where, _ = parse.check_array(cache, axes)
     axis = where.tokens
-    _reject_shards(backend)
+    _check_takes_slots(backend)
     slots, on_host = _check_slots(backend, cache, slots, cache.shape[axis])
     outs = check_out(backend, (cache,), out, [("slots", None if on_host else slots)])
     slots = backend.asarray(slots, backend.device(cache)) if on_host else slots
@@ -43,7 +43,7 @@ def rotate_into_slots(
 ) -> tuple[Array, Array]:
     """Return q, and the key cache ``out[1]`` with k in slots, as ``RoPE.apply`` rotates them."""
     backend, where, *_ = parse.check_pair(q, k, axes, has_k_positions=True)
-    _reject_shards(backend)
+    _check_takes_slots(backend)
     if not isinstance(out, (tuple, list)) or len(out) != 2:
         raise RopeError(f"slots= needs out=(q, k_cache), the cache of these slots; got {type(out)}")
     xp, (q_out, cache), tokens = backend.xp, out, where.batch_tokens
@@ -67,14 +67,19 @@ def rotate_into_slots(
             return rotate(q, k, axes=axes, out=(q_out, keys), **options)[0], cache
     outs = None if backend.out_refusal else (q_out, xp.empty_like(k))
     if out[0] is None and backend.is_compiling() and not backend.unwritable_reason(cache, k):
-        outs = None  # which more paths take
+        outs = None  # more paths take calls without out=
     q_out, keys = rotate(q, k, axes=axes, out=outs, **options)
     keys = xp.reshape(xp.permute_dims(keys, order), (math.prod(rows), *head))
     return q_out, _write_keys(backend, cache, slots, on_host, keys)
 
 
-def _reject_shards(backend: Backend) -> None:
-    """Reject arrays whose shards lie on several processes: slots are those of a whole cache."""
+def _check_takes_slots(backend: Backend) -> None:
+    """Reject arrays without operations, or in shards: slots are those of a whole cache."""
+    if not backend.runs_portable:
+        raise RopeError(
+            f"slots= needs the operations of the array API standard, which {backend.name} arrays "
+            "do not have; rotate without slots=, and write the keys to the cache yourself"
+        )
     if backend.sharded_executor is not None:
         raise RopeError(
             f"slots= takes no {backend.name} arrays; pass the shards of this process instead, "
@@ -85,12 +90,12 @@ def _reject_shards(backend: Backend) -> None:
 def _check_cache(backend: Backend, k: Array, cache: Array, head: tuple[int, int]) -> None:
     """Check that a cache has the library, device and dtype of k, and its heads and head_dim."""
     owner, dtype = find.require_backend(cache, "out[1]"), backend.dtype_name(k)
-    fits = messages.check_beside(backend, "k", k, owner, "out[1]", cache)
+    fits = checks.check_same_library_and_device(backend, "k", k, owner, "out[1]", cache)
     fits = fits and len(cache.shape) in (3, 4) and tuple(cache.shape[-2:]) == head
     if not fits or owner.dtype_name(cache) != dtype:
         last = str(head)[1:]
         raise RopeError(
-            f"out[1] is {messages.describe(owner, cache)}; slots= needs a key cache like k, of "
+            f"out[1] is {checks.describe(owner, cache)}; slots= needs a key cache like k, of "
             f"{backend.name} and {dtype}: (slots, {last} or (pages, page, {last}"
         )
 
@@ -139,7 +144,7 @@ def _check_slots(
         fits = tuple(slots.shape) in (shape, shape[-1:] if math.prod(shape[:-1]) == 1 else shape)
         expected = f"of shape {shape}, the batch and tokens of k"
     if owner.dtype_name(slots) not in INTEGERS or not fits:
-        raise RopeError(f"slots must be integers {expected}; got {messages.describe(owner, slots)}")
+        raise RopeError(f"slots must be integers {expected}; got {checks.describe(owner, slots)}")
     host = owner.host_view(slots)
     if host is None:
         return backend.xp.reshape(backend.integers(slots), (-1,)), False

@@ -14,7 +14,7 @@ HEADS = (32, 8)
 HEAD_DIM = 128
 
 
-class Absent(Exception):  # noqa: N818  # a skip, and no error
+class CannotMeasure(Exception):  # noqa: N818  # a skip, and no error
     """The reason why something cannot be measured here."""
 
 
@@ -28,21 +28,22 @@ class Case(NamedTuple):
 
 
 def find(name: str) -> targets.Target:
-    """Return a target by its name; raise Absent where this machine or rope_xp does not have it."""
-    target = targets.find(name) if name in targets.NAMES else "not known to this version of rope_xp"
+    """Return a target by its name; raise CannotMeasure where it is not here."""
+    known = name in targets.ALL_NAMES
+    target = targets.find(name) if known else "not known to this version of rope_xp"
     if isinstance(target, str):
-        raise Absent(f"{name}: {target}")
+        raise CannotMeasure(f"{name}: {target}")
     return target
 
 
 def numpy_dtype(name: str) -> np.dtype:
-    """Return a dtype by its name, or raise Absent."""
+    """Return a dtype by its name, or raise CannotMeasure."""
     if name != "bfloat16":
         return np.dtype(name)
     try:
         import ml_dtypes
     except ImportError as error:
-        raise Absent("ml_dtypes is not installed (pip install ml_dtypes)") from error
+        raise CannotMeasure("ml_dtypes is not installed (pip install ml_dtypes)") from error
     bfloat16: np.dtype = np.dtype(ml_dtypes.bfloat16)
     return bfloat16
 
@@ -52,7 +53,7 @@ def numpy_dtype(name: str) -> np.dtype:
 def case(
     name: str, tokens: int, start: int = 0, dtype: str = "float32", heads: tuple[int, int] = HEADS
 ) -> Case:
-    """Return inputs of tokens from position ``start``, the same in every call; or raise Absent."""
+    """Return the same inputs for every call, from position ``start``; or raise CannotMeasure."""
     target = find(name)
     random = np.random.default_rng(0)
 
@@ -63,5 +64,7 @@ def case(
             return xp.astype(target.put(host), getattr(xp, dtype))
         return target.put(host.astype(numpy_dtype(dtype)))
 
-    positions = target.put(np.arange(start, start + tokens, dtype=np.int32))
+    # As arange of the library counts.
+    integer = np.int32 if target.library == "jax" else np.int64
+    positions = target.put(np.arange(start, start + tokens, dtype=integer))
     return Case(target, draw(heads[0]), draw(heads[1]), positions)

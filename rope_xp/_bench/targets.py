@@ -17,7 +17,8 @@ from rope_xp._dispatch.backend import Backend
 from rope_xp._dispatch.find import Library
 
 NAMES = ("numpy:cpu", "torch:cpu", "torch:gpu", "jax:cpu", "jax:gpu", "cupy:gpu", "dask:cpu")
-"""Every target, whatever is installed."""
+"""The targets of asv's history, whatever is installed."""
+ALL_NAMES = (*NAMES, "mlx:cpu", "mlx:gpu")
 _NO_ACCELERATOR = "no accelerator found"
 Result = TypeVar("Result")
 
@@ -42,7 +43,7 @@ class Target:
 def load(library: Library) -> Backend | str:
     """Return the backend of a library, or why there is none."""
     if importlib.util.find_spec(library.name) is None:
-        return f"not installed (pip install 'rope-xp[{library.extra}]')"
+        return f"not installed (pip install {library.extra})"
     return _attempt(library.load)
 
 
@@ -134,12 +135,21 @@ def _build_dask(name: str, backend: Backend) -> Target:
     return Target(name, backend, put, compute, lambda x: x.map_blocks(np.copy), compute)
 
 
+def _build_mlx(name: str, backend: Backend) -> Target | str:
+    mx = importlib.import_module("mlx.core")
+    kind = mx.default_device().type.name
+    if name != f"mlx:{kind}":
+        return _NO_ACCELERATOR if kind == "cpu" else "not mlx's default device"
+    return Target(name, backend, backend.xp.asarray, np.asarray, mx.abs, mx.eval)
+
+
 _BUILDERS: dict[str, Callable[[str, Backend], Target | str]] = {
     "numpy": lambda name, b: Target(name, b, np.asarray, np.asarray, np.copy, lambda x: x),
     "torch": _build_torch,
     "jax": _build_jax,
     "cupy": _build_cupy,
     "dask": _build_dask,
+    "mlx": _build_mlx,
 }
 
 

@@ -29,6 +29,15 @@ from rope_xp.hf import _files, from_hf_config
 from rope_xp.rope import RoPE
 from rope_xp.testing import Identified, Measured, _compare, _open, identify
 
+_FUNCTION_OPTIONS = {
+    "head_dim": 128,
+    "axes": "bhsd",
+    "heads": 2,
+    **dict.fromkeys(("components", "tables", "library", "config")),
+}
+"""Options for a function, and their defaults."""
+_MODEL_OPTIONS = "weights", "strict", "layout"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
@@ -38,11 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     plot_help = "draw the measured frequencies and those of the nearest scaling"
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help=plot_help)
-    default, function = "default %(default)s", "package.module:function"
+    function = "package.module:function"
     add = parser.add_argument_group("options for a function").add_argument
-    add("--head-dim", type=terminal.count, default=128, metavar="N", help=default)
-    add("--axes", default="bhsd", help=f"names of the axes of q and k; {default}")
-    add("--heads", type=terminal.count, default=2, metavar="N", help=default)
+    add("--head-dim", type=terminal.count, metavar="N", help="default 128")
+    add("--axes", help="names of the axes of q and k; default bhsd")
+    add("--heads", type=terminal.count, metavar="N", help="default 2")
     add("--components", type=terminal.count, metavar="N", help="of a position; default: 1 to 3")
     tables_help = "computes cos and sin, which TARGET takes in place of positions"
     add("--tables", metavar=function, help=tables_help)
@@ -51,14 +60,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("options for a model").add_argument
     weights_help = "also load the model with transformers, from safetensors, and check it"
     add("--weights", action="store_true", help=weights_help)
-    layout_help = f"layout of a model type that rope_xp does not know: {', '.join(LAYOUTS)}"
+    layout_help = "layout of a model type that rope_xp does not know, also that of --config: "
+    layout_help += ", ".join(LAYOUTS)
     add("--layout", choices=LAYOUTS, metavar="LAYOUT", help=layout_help)
     add("--strict", action="store_true", help="exit with 1 for warnings, too")
 
 
 def run(options: argparse.Namespace) -> int:
     """Print what is wrong; return the exit status, 1 where something is."""
-    return _check_model(options) if Path(options.target).exists() else _check_function(options)
+    is_model = Path(options.target).exists()
+    foreign = list(_FUNCTION_OPTIONS) if is_model else list(_MODEL_OPTIONS)
+    if not is_model and options.config is not None:
+        foreign.remove("layout")
+    given = [
+        f"--{n.replace('_', '-')}" for n in foreign if getattr(options, n) not in (None, False)
+    ]
+    if given:
+        kind, other = ("model", "function") if is_model else ("function", "model")
+        raise RopeError(f"{', '.join(given)}: for a {other}; {options.target} is a {kind}")
+    if is_model:
+        return _check_model(options)
+    for name, default in _FUNCTION_OPTIONS.items():
+        if getattr(options, name) is None:
+            setattr(options, name, default)
+    return _check_function(options)
 
 
 def _check_function(options: argparse.Namespace) -> int:
@@ -119,6 +144,8 @@ def _import_target(target: str) -> Callable[..., Any]:
     advice = _files.download_advice(target)
     if advice is not None:
         raise RopeError(advice)
+    if ".py:" in target:
+        raise RopeError(f"{target!r} names a file; name its module: {target.replace('.py:', ':')}")
     if ":" not in target:
         raise RopeError(f"{target!r} is neither a file nor package.module:function")
     sys.path.insert(0, str(Path.cwd()))  # as python -m does; a script does not

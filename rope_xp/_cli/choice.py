@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from rope_xp._bench import targets
-from rope_xp._bench.inputs import BASE, HEAD_DIM, Absent
+from rope_xp._bench.inputs import BASE, HEAD_DIM, CannotMeasure
 from rope_xp._cli import terminal
 from rope_xp._core.errors import RopeError
 from rope_xp._dispatch import find
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tokens", type=terminal.count, default=4096, help="default %(default)s")
     repeat_help = "timed calls; the fastest one counts; default 5"
     add("--repeat", type=terminal.count, default=5, help=repeat_help)
-    names = list(dict.fromkeys(name.partition(":")[0] for name in targets.NAMES))
+    names = list(dict.fromkeys(name.partition(":")[0] for name in targets.ALL_NAMES))
     backend_help = f"run only this library: {', '.join(names)}; may be repeated"
     add("--backend", action="append", choices=names, metavar="NAME", help=backend_help)
     add("--json", action="store_true", help="print one JSON object")
@@ -48,7 +48,7 @@ def choose_targets(libraries: list[str] | None) -> tuple[list[targets.Target], l
     for library in find.libraries:
         if libraries is not None and library.name not in libraries:
             continue
-        names = [name for name in targets.NAMES if name.startswith(f"{library.name}:")]
+        names = [name for name in targets.ALL_NAMES if name.startswith(f"{library.name}:")]
         results = {name: targets.find(name) for name in names}
         installed = [target for target in results.values() if isinstance(target, targets.Target)]
         reasons = {name: why for name, why in results.items() if isinstance(why, str)}
@@ -80,8 +80,8 @@ def run_jobs(jobs: Mapping[str, Callable[[], Row]]) -> tuple[list[Row], list[Ski
             try:
                 rows.append(measure())
             # A full GPU or an unfit driver must not stop the other targets.
-            except (Absent, RopeError, RuntimeError, MemoryError, ImportError) as error:
-                skipped.append(Skipped(name, str(error), isinstance(error, Absent)))
+            except (CannotMeasure, RopeError, RuntimeError, MemoryError, ImportError) as error:
+                skipped.append(Skipped(name, str(error), isinstance(error, CannotMeasure)))
     return rows, skipped
 
 

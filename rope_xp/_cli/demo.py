@@ -157,7 +157,7 @@ def _print_rows(tokens: int, rows: list[DemoRow]) -> None:
             errors = [f"{e:.0e}".replace("e-0", "e-") for e in (row.max_error, row.usual_max_error)]
             ratio = float(f"{row.usual_max_error / max(row.max_error, 1e-12):.1g}")
             fast = f"{clock.digits(row.times_usual)} times as fast"
-            exact = f"error {errors[0]}, usual {errors[1]}: {ratio:,.0f} times as exact"
+            exact = f"error {errors[0]}, usual {errors[1]}: {ratio:,.0f} times smaller"
             terminal.write(f"{row.target}: {exact}; {fast}")
     q, k = (f"(1, {tokens}, {heads}, {HEAD_DIM})" for heads in HEADS)
     terminal.write("", f"q {q} and k {k}, float32, layout {LAYOUT!r},")

@@ -80,7 +80,7 @@ def _describe_library(library: find.Library) -> dict[str, Any]:
 def _find_decline_reason(library: find.Library, path: Path) -> str | None:
     """Return why a path declines a small, plain call on every device, None if one takes it."""
     reasons: list[str | None] = []
-    names = [name for name in targets.NAMES if name.startswith(f"{library.name}:")]
+    names = [name for name in targets.ALL_NAMES if name.startswith(f"{library.name}:")]
     for target in map(targets.find, names):
         if isinstance(target, targets.Target):
             x = target.put(np.ones((1, 4, 2, 64), np.float32))

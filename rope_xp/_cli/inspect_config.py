@@ -3,7 +3,8 @@
 The JSON object always has the same keys. null means unknown or not applicable: ``python`` for a
 scaling that is not rope_xp's, ``slowest`` where a pair never turns. ``fastest`` and ``slowest`` are
 in tokens; ``by_default`` has the sizes that the configuration leaves out, and
-``pairs_per_component`` the pairs of time, height and width, or of row and column.
+``pairs_per_component`` the pairs of time, height and width, or of row and column. ``plan`` has
+equal layers together, and ``no_plan`` says why there is none.
 """
 
 import argparse
@@ -18,8 +19,11 @@ from rope_xp import scaling
 from rope_xp._arguments.fields import LAYOUTS
 from rope_xp._cli import plots, suspicions, terminal
 from rope_xp._cli.reading import Layers, Reading, count_layers, read_config
+from rope_xp._cli.weights import isolate
 from rope_xp._core.errors import RopeError
 from rope_xp.hf import _build
+from rope_xp.hf._layer_plan import describe
+from rope_xp.hf._plan import build_plan, group_layers
 from rope_xp.rope import RoPE
 
 _LEGEND = {
@@ -92,9 +96,21 @@ def build_report(reading: Reading, requested: int | None = None) -> dict[str, An
         "layers": [_describe_layers(layers, requested) for layers in reading.layers],
         "by_default": reading.list_defaults(),
         "layers_without_rotation": reading.list_unrotated(),
+        **_describe_plan(reading),
         "notes": suspicions.find_notes(reading, requested),
         "suspicious": suspicions.find_suspicions(reading),
     }
+
+
+def _describe_plan(reading: Reading) -> dict[str, Any]:
+    """Return the layers of a model by what they do, or why there is no plan."""
+    try:
+        with isolate():
+            groups = group_layers(build_plan(reading.part, reading.layout))
+    except RopeError as error:
+        return {"plan": None, "no_plan": str(error)}
+    plan = [{"layers": members, **describe(layer)} for layer, members in groups.values()]
+    return {"plan": plan, "no_plan": None}
 
 
 def _describe_layers(layers: Layers, requested: int | None) -> dict[str, Any]:
@@ -184,14 +200,37 @@ def print_report(report: dict[str, Any]) -> None:
         terminal.table(("layers", *_LEGEND), rows, text_columns=1)
         terminal.write("")
         terminal.write_pairs([*_LEGEND.items()])
+    terminal.write_list("plan", [*map(_format_layers, report["plan"] or [])])
+    terminal.write_list("no plan", [report["no_plan"]] if report["no_plan"] else [])
     for title in ("notes", "suspicious"):
         terminal.write_list(title, report[title])
     if not report["suspicious"]:
         terminal.write("", "suspicious: nothing; all rotary keys are used and consistent")
-    texts_to_paste = [layers["python"] for layers in report["layers"] if layers["python"]]
-    if texts_to_paste:
-        lines = "\n".join(texts_to_paste).split("\n")
+    if texts := [layers["python"] for layers in report["layers"] if layers["python"]]:
+        lines = "\n".join(texts).split("\n")
         terminal.write("", "in Python:", "", "import rope_xp", "", *lines)
+
+
+def _format_layers(plan: dict[str, Any]) -> str:
+    """Return a line on equal layers."""
+    plan = dict(plan)
+    members = dict.fromkeys(plan.pop("layers"))
+    ends = ([i for i in members if i + step not in members] for step in (-1, 1))
+    spans = [f"{a}-{b}" if a < b else str(a) for a, b in zip(*ends, strict=True)]
+    positions = "" if plan.pop("rope") or plan["heads"] is None else "without positions, "
+    line = f"layers {', '.join(spans)}: {plan.pop('kind')}, {positions}{_join_facts(plan)}"
+    return line.removesuffix(", ")
+
+
+def _join_facts(facts: dict[str, Any]) -> str:
+    texts = []
+    for key, value in facts.items():
+        if isinstance(value, dict):
+            texts.append(f"{key} ({_join_facts(value)})")
+        elif value not in (None, False, 0.0, []):
+            text = " and ".join(value) if isinstance(value, list) else _format_fact(value)
+            texts.append(f"{key.replace('_', ' ')} {text}")
+    return ", ".join(texts)
 
 
 def _format_fact(value: Any) -> str:

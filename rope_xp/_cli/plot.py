@@ -125,7 +125,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     # argparse would name the options first; --base would then take the kind for another base.
     parser.usage = (
         f"{parser.prog} [-h] {{{','.join(_KINDS)}}}\n"
-        "    [--base B [B ...]] [--head-dim N] [--distance N] [--out FILE.png]"
+        "    [--base B [B ...]] [--head-dim N] [--distance N] [-o FILE.png]"
     )
     add = parser.add_argument
     add("kind", choices=_KINDS, help="what to draw")
@@ -135,7 +135,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     defaults = ", ".join(f"{kind} {distance}" for kind, (_, distance) in _KINDS.items())
     distance_help = f"largest distance, context or position, in tokens; default: {defaults}"
     add("--distance", type=terminal.count, metavar="N", help=distance_help)
-    add("--out", type=Path, metavar="FILE.png", help="the picture; default: KIND.png")
+    add("-o", "--out", type=Path, metavar="FILE.png", help="the picture; default: KIND.png")
 
 
 def run(options: argparse.Namespace) -> int:

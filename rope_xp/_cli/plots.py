@@ -96,7 +96,7 @@ def picture(path: Path, drawings: int = 1) -> Iterator[list[Any]]:
         matplotlib = importlib.import_module("matplotlib")
         figures = importlib.import_module("matplotlib.figure")
     except ImportError as error:
-        raise RopeError(f"plots need matplotlib (pip install 'rope-xp[plot]'): {error}") from error
+        raise RopeError(f"plots need matplotlib (pip install matplotlib): {error}") from error
     size = (SIZE[0], SIZE[1] * drawings)
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # a matplotlibrc of the current folder may have had TeX run

@@ -1,12 +1,11 @@
 """Read a configuration: the RoPE of each layer type, and the facts that a report adds to it."""
 
-import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from rope_xp._core.typing import Layout
-from rope_xp.hf import _build, _files, _keys, _limits, _scaling
+from rope_xp.hf import _build, _files, _keys, _limits, _plan, _scaling
 from rope_xp.hf._keys import EXTENDED, TRAINED, Model
 from rope_xp.rope import RoPE
 from rope_xp.scaling import NTK, Linear, YaRN
@@ -74,14 +73,8 @@ class Reading:
 
     def list_unrotated(self) -> list[int]:
         """Return the numbers of the layers that are exempt from rotation."""
-        # Llama 4 and SmolLM3 list a 1 for every layer that rotates, or exempt every fourth.
-        flags, total = self.part.get("no_rope_layers"), count_layers(self.part, self.model, "")
-        if isinstance(flags, list) and flags:
-            _limits.check_size("no_rope_layers", flags, _limits.LAYERS)
-            return [i for i, rotates in enumerate(flags) if not rotates]
-        interval = _keys.read_size(self.part, "no_rope_layer_interval")
-        interval = interval or self.model.unrotated_every
-        return list(range(interval - 1, total, interval)) if interval and total else []
+        total = count_layers(self.part, self.model, "")
+        return _plan.list_unrotated(self.part, self.model, total)
 
 
 def read_config(config: object, layout: Layout | None = None) -> Reading:
@@ -123,11 +116,7 @@ def _list_missing_sizes(part: Mapping[str, Any], model: Model) -> list[str]:
 def _read_default_sizes(part: Mapping[str, Any]) -> dict[str, int]:
     """Return the default sizes of the model's transformers class, none if that is not installed."""
     # transformers is not imported for configurations that omit nothing.
-    if not importlib.util.find_spec("transformers"):
-        return {}
-    mapping = importlib.import_module("transformers.models.auto.configuration_auto").CONFIG_MAPPING
-    name = str(part.get("model_type"))
-    config_class = next((mapping[n] for n in (f"{name}_text", name) if n in mapping), None)
+    config_class = _plan.find_class(part)
     defaults = {} if config_class is None else config_class().to_dict()
     keys = ("head_dim", "num_attention_heads", "hidden_size", EXTENDED, "num_hidden_layers")
     sizes = {key: defaults[key] for key in keys if isinstance(defaults.get(key), int)}
@@ -139,18 +128,9 @@ def _read_default_sizes(part: Mapping[str, Any]) -> dict[str, int]:
 
 def _read_head_dim(part: Mapping[str, Any], model: Model, label: str) -> int | None:
     """Return the components of a head of one layer type."""
-    latent = _keys.read_size(part, "qk_rope_head_dim")
-    if latent is not None:
-        rest = _keys.read_size(part, "qk_nope_head_dim")
-        return None if rest is None else rest + latent
-    # Gemma 4 has wider heads where attention is full, and two keys for them.
-    head_dim = _keys.read_size(part, "global_head_dim") if label == "full_attention" else None
-    if head_dim is None:
-        types, per_layer = part.get("layer_types"), part.get("per_layer_config")
-        if isinstance(types, list) and label in types and isinstance(per_layer, Mapping):
-            layer = per_layer.get(str(types.index(label)))
-            head_dim = _keys.read_size(layer, "head_dim") if isinstance(layer, Mapping) else None
-    return head_dim or _keys.read_head_dim(part, model)
+    types = part.get("layer_types")
+    first = types.index(label) if isinstance(types, list) and label in types else -1
+    return _plan.read_head_dim(part, model, label, _plan.read_overrides(part).get(first, {}))
 
 
 def _find_contexts(source: _scaling.Source, rope: RoPE | None) -> tuple[int | None, int | None]:

@@ -48,7 +48,7 @@ def find_notes(reading: Reading, requested: int | None = None) -> list[str]:
             notes.append(layers.prefix + note)
     parameters = reading.part.get(_keys.parameters_key(reading.part)) or {}
     if beta := parameters.get(_ATTENTION_KEY):
-        note = f"{_ATTENTION_KEY} = {beta} scales q by its position, which is no rotation; "
+        note = f"{_ATTENTION_KEY} = {beta} scales q by its position, which is not a rotation; "
         notes.append(f"{note}the attention must do it")
     return notes
 

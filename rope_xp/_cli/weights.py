@@ -20,22 +20,19 @@ from rope_xp.hf import _files
 
 _INDEX_BYTES = 1 << 28
 _ISOLATED = threading.Event()
-"""Set while a model is loaded, for all threads: a configuration may name models elsewhere."""
-_NETWORK, _PICKLES = (
-    ("socket.getaddrinfo", "socket.connect"),
-    (".bin", ".ckpt", ".pkl", ".pt", ".pth"),
-)
+"""Set while transformers reads a configuration, for all threads: it may name models elsewhere."""
+_NETWORK = "socket.getaddrinfo", "socket.connect"
+_PICKLES = ".bin", ".ckpt", ".pkl", ".pt", ".pth"
 
 
 def load_model(folder: Path) -> Any:
     """Return the model in a folder."""
-    missing = [n for n in ("torch", "transformers") if importlib.util.find_spec(n) is None]
-    if missing:
+    if missing := [n for n in ("torch", "transformers") if importlib.util.find_spec(n) is None]:
         names = " and ".join(missing)
-        raise RopeError(f"--weights needs {names} (pip install 'rope-xp[torch,transformers]')")
+        raise RopeError(f"--weights needs {names} (pip install torch transformers)")
     config, files = _files.read_json(folder / "config.json"), _list_files(folder)
     try:
-        with _isolate():
+        with isolate():
             return _build_model(config, files)
     except RopeError:
         raise
@@ -74,7 +71,7 @@ def _build_model(config: dict[str, Any], files: list[Path]) -> Any:
 
 
 @contextlib.contextmanager
-def _isolate() -> Iterator[None]:
+def isolate() -> Iterator[None]:
     """Reject network and pickles, and drop what is printed and logged, such as values of files."""
     _add_hook()
     disabled, nowhere = logging.root.manager.disable, io.StringIO()
@@ -94,7 +91,7 @@ def _add_hook() -> None:
         opened = str(arguments[0]) if event == "open" else ""
         if _ISOLATED.is_set() and (event in _NETWORK or opened.endswith(_PICKLES)):
             raise RopeError(
-                f"--weights uses no network and no pickle; rejected {event} {arguments}"
+                f"this command uses no network and no pickle; rejected {event} {arguments}"
             )
 
     sys.addaudithook(reject)

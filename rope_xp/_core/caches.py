@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any, ParamSpec, TypeVar
 
-from rope_xp._core.forks import QUICK
+from rope_xp._core.forks import DICT_LOCK
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -13,11 +13,11 @@ _K = TypeVar("_K")
 
 REGISTRY: dict[str, Any] = {}
 """Every cache by the name of its function. Each has ``cache_clear``."""
-MOST_BYTES = 64 << 20
-"""Size limit of all tables together, which only the newest two sets may exceed."""
+MAX_BYTES = 64 << 20
+"""Size limit of all tables together, except that the newest two sets always stay."""
 PINNED: dict[int, Any] = {}
 """Tables in captured graphs, by id. They stay: no library reports when it frees a graph."""
-_LEAST_BYTES = 1 << 14
+_MIN_BYTES = 1 << 14
 """Counted for smaller tables, as their keys take memory too."""
 
 
@@ -33,7 +33,7 @@ def cached(results: int) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
 
 
 def cached_tables(function: Callable[[_K], _T]) -> Callable[[_K], _T]:
-    """Cache the tables that a function builds from one key, within ``MOST_BYTES`` in all."""
+    """Cache the tables that a function builds from one key, within ``MAX_BYTES`` in all."""
     cache = REGISTRY[_name(function)] = TableCache(function)
     return cache.__getitem__
 
@@ -80,7 +80,7 @@ class BoundedCache(dict[Any, Any]):
         REGISTRY[name] = self
 
     def __missing__(self, key: Any) -> Any:
-        with QUICK:
+        with DICT_LOCK:
             value = self._old.get(key)
             if value is not None:
                 self.store(key, value)
@@ -90,12 +90,12 @@ class BoundedCache(dict[Any, Any]):
         return super().__len__() + len(self._old)
 
     def values(self) -> list[Any]:  # type: ignore[override]  # no view, as other threads store
-        with QUICK:
+        with DICT_LOCK:
             return [*super().values(), *self._old.values()]
 
     def store(self, key: Any, value: Any) -> None:
         """Add an entry, which is not None, and evict another beyond the limit."""
-        with QUICK:
+        with DICT_LOCK:
             if 2 * super().__len__() >= self.max_entries:
                 self._old.update(self)
                 self.clear()
@@ -106,14 +106,14 @@ class BoundedCache(dict[Any, Any]):
 
     def cache_clear(self) -> None:
         """Evict all."""
-        with QUICK:
+        with DICT_LOCK:
             self._old.clear()
             self.clear()
 
 
 _ORDER: dict[tuple["TableCache", Any], int] = {}
 """Bytes of all cached tables, the oldest first."""
-_NEWEST = 2
+_ALWAYS_KEPT = 2
 """Device tables are copied from host tables, so both sets must fit."""
 
 
@@ -129,11 +129,11 @@ class TableCache(dict[Any, Any]):
 
     def __missing__(self, key: Any) -> Any:
         tables = self.function(key)
-        with QUICK:
+        with DICT_LOCK:
             self.built += 1
             tables = self.setdefault(key, tables)
             _ORDER[self, key] = _count_bytes(tables)
-            while len(_ORDER) > _NEWEST and sum(_ORDER.values()) > MOST_BYTES:
+            while len(_ORDER) > _ALWAYS_KEPT and sum(_ORDER.values()) > MAX_BYTES:
                 cache, oldest = next(iter(_ORDER))
                 del _ORDER[cache, oldest]
                 cache.pop(oldest, None)
@@ -141,7 +141,7 @@ class TableCache(dict[Any, Any]):
 
     def cache_clear(self) -> None:
         """Evict all."""
-        with QUICK:
+        with DICT_LOCK:
             for key in list(self):
                 _ORDER.pop((self, key), None)
             self.clear()
@@ -150,4 +150,4 @@ class TableCache(dict[Any, Any]):
 def _count_bytes(tables: Any) -> int:
     arrays = (x for x in tables if x is not None)
     size: int = sum(math.prod(x.shape) * (8 if "64" in str(x.dtype) else 4) for x in arrays)
-    return max(size, _LEAST_BYTES)
+    return max(size, _MIN_BYTES)

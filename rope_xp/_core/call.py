@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
-from rope_xp._core.library import DigitTables, TableKey
+from rope_xp._core.tables import DigitTables, TableKey
 from rope_xp._core.typing import Array, Device, Layout
 
 LIMIT = 1 << 31

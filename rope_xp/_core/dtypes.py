@@ -11,5 +11,5 @@ INTEGERS = frozenset({"int8", "int16", "int32", "int64", "uint8", "uint16", "uin
 
 @cached(64)
 def numpy_name(dtype: np.dtype) -> str:
-    """Return the name of a dtype of numpy, which numpy takes 2 us to put together."""
+    """Return the name of a dtype of numpy, which numpy puts together at each call."""
     return dtype.name

@@ -5,17 +5,17 @@ A child has one thread: a lock that another thread holds at the fork stays locke
 
 import contextlib
 import importlib
-import logging  # noqa: F401  # its fork handlers come before ours: a holder of SLOW may log
+import logging  # noqa: F401  # its fork handlers come before ours: a holder of IMPORT_LOCK may log
 import os
 import sys
 import threading
 
 from rope_xp._core.errors import BROKEN
 
-QUICK = threading.RLock()
+DICT_LOCK = threading.RLock()
 """For a few steps on dicts."""
-SLOW = threading.RLock()
-"""For imports and compilers. A holder of SLOW may take QUICK, and not the reverse."""
+IMPORT_LOCK = threading.RLock()
+"""For imports and compilers. A holder of IMPORT_LOCK may take DICT_LOCK, and not the reverse."""
 
 
 def _finish_imports() -> None:
@@ -33,7 +33,7 @@ def _hold_across_forks(lock: threading.RLock) -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    # Before a fork they run in reverse order: SLOW, imports (which SLOW may cover), then QUICK.
-    _hold_across_forks(QUICK)
+    # Before a fork they run in reverse order: IMPORT_LOCK, imports (which it may cover), DICT_LOCK.
+    _hold_across_forks(DICT_LOCK)
     os.register_at_fork(before=_finish_imports)
-    _hold_across_forks(SLOW)
+    _hold_across_forks(IMPORT_LOCK)

@@ -10,9 +10,9 @@ import numpy as np
 from rope_xp._core.caches import cached_tables
 from rope_xp._core.call import LIMIT, TableLookup
 from rope_xp._core.dtypes import numpy_name
-from rope_xp._core.library import DigitTables, TableKey
 from rope_xp._core.memory import Memory, get_span
 from rope_xp._core.path import Path, ShardedExecutor
+from rope_xp._core.tables import DigitTables, TableKey
 from rope_xp._core.typing import Array, Device, Namespace
 from rope_xp._rotation.angles import cos_sin
 from rope_xp._rotation.tables import host_tables

@@ -14,11 +14,17 @@ from typing import Any, NamedTuple, TypeAlias
 
 from rope_xp._core.caches import BoundedCache
 from rope_xp._core.call import Call, CosSin, RelativeAngles, TableLookup
-from rope_xp._core.library import DigitTables
 from rope_xp._core.path import Path, PathUnavailable
+from rope_xp._core.tables import DigitTables
 from rope_xp._core.typing import Array
 from rope_xp._dispatch import choose, find
-from rope_xp._dispatch.norm import QKNorm, describe_norm
+from rope_xp._dispatch.recent_calls import (
+    RECENT,
+    CallContext,
+    GivenTables,
+    describe_context,
+    remember,
+)
 from rope_xp._rotation import portable
 
 Arrays: TypeAlias = tuple[Array, ...]
@@ -27,8 +33,8 @@ Arrays: TypeAlias = tuple[Array, ...]
 class CallSignature(NamedTuple):
     """The signature of a call, and its arrays."""
 
-    key: Hashable
-    """All that a cached call depends on."""
+    key: Any
+    """All that a cached call depends on: rope, context, and what the library says of arrays."""
     arrays: Arrays
     weights: Arrays
     """Those of the norm that are given."""
@@ -42,7 +48,15 @@ Launch: TypeAlias = Callable[[CallSignature, DigitTables | None], Arrays | None]
 None, before it writes anything, to leave it to the slow path. It does so where a result may overlap
 anything else that the call reads or writes."""
 
-CALLS = BoundedCache(f"{__name__}.CALLS", 512)
+
+class _CachedCalls(BoundedCache):
+    def cache_clear(self) -> None:
+        """Evict all, and recent calls, which are some of them."""
+        super().cache_clear()
+        RECENT.cache_clear()
+
+
+CALLS = _CachedCalls(f"{__name__}.CALLS", 512)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,53 +93,50 @@ def guard_overlap(launch: Launch, are_disjoint: Callable[[Array, Array], bool]) 
     return run
 
 
-def signature(
-    rope: Hashable,
-    arrays: Arrays,
-    positions: Any,
-    axes: str | None,
-    out: Any,
-    inverse: bool,
-    tables: tuple[Array, Array] | None = None,
-    norm: Any = None,
+def sign(
+    rope: Hashable, context: CallContext, weights: Arrays, arrays: Arrays, angles: Any, out: Any
 ) -> CallSignature | None:
     """Return the signature of a call, None if it cannot be cached.
 
-    With ``tables`` (given cos and sin), ``rope`` stands for all options of their rotation.
+    ``angles`` are positions, or GivenTables, with which ``rope`` stands for all options of their
+    rotation.
     """
     backend = find.by_type.get(type(arrays[0])) or find.find_backend(arrays[0])
     if backend is None:
         return None
-    operands, weights, in_place, described_norm = arrays, (), None, None
-    if out is not None:
-        if type(out) is not tuple or len(out) != len(arrays):
-            return None
-        in_place = tuple(map(is_, arrays, out))
-        operands = arrays if all(in_place) else arrays + out
-    if norm is not None:
-        if type(norm) is not QKNorm:
-            return None
-        described_norm, weights = describe_norm(norm, len(arrays))
-        operands += weights
-    described = backend.describe_call(operands, positions, tables, writes=out is not None)
+    operands = arrays if out is None or all(map(is_, arrays, out)) else arrays + out
+    given = (None, angles) if type(angles) is GivenTables else (angles, None)
+    described = backend.describe_call(operands + weights, *given, writes=out is not None)
     if described is None:
         return None
     key, angle_inputs = described
-    context = rope, axes, inverse, choose.choice.name, len(arrays), in_place, described_norm
-    return CallSignature((context, key), arrays, weights, angle_inputs, out)
+    return CallSignature((rope, context, key), arrays, weights, angle_inputs, out)
 
 
-def run(signature: CallSignature | None, parse: Callable[..., Call], *arguments: Any) -> Arrays:
-    """Run a cached call, or else the slow path, where ``parse`` builds a Call of the arguments."""
+def run(
+    rope: Hashable,
+    arrays: Arrays,
+    angles: Any,
+    axes: str | None,
+    out: Any,
+    inverse: bool,
+    norm: Any,
+    parse: Callable[..., Call],
+    *arguments: Any,
+) -> Arrays:
+    """Run a cached call, or else the slow path, where ``parse`` builds a Call."""
+    described = describe_context(arrays, axes, out, inverse, norm)
+    signature = described and sign(rope, *described, arrays, angles, out)
     if signature is not None:
         try:
             cached = CALLS.get(signature.key)
         except TypeError:  # an unhashable argument, for which the slow path raises
-            signature = cached = None
-        if cached is not None:
-            results = cached(signature)
+            cached = signature = None
+        if cached is not None and signature is not None:
+            results: Arrays | None = cached(signature)
             if results is not None:
-                return results  # type: ignore[no-any-return]  # the cache is untyped
+                _remember(signature, angles, cached)
+                return results
     call = parse(*arguments)
     path, results = choose.run_on_path(call)
     if signature is not None:
@@ -133,6 +144,17 @@ def run(signature: CallSignature | None, parse: Callable[..., Call], *arguments:
         if specialized is not None:
             CALLS.store(signature.key, specialized)
     return results
+
+
+def _remember(signature: CallSignature, angles: Any, cached: CachedCall) -> None:
+    """Recognize later calls like one that was cached, if the library can."""
+    recognize = getattr(cached.launch, "recognize", None)
+    if recognize is not None:
+        given = angles if type(angles) is GivenTables else () if angles is None else (angles,)
+        launch = recognize(signature, given)
+        if launch is not None:
+            rope, context, _ = signature.key
+            remember(rope, context, launch, cached.tables)
 
 
 def specialize(
@@ -146,12 +168,12 @@ def specialize(
     if launch is None:
         if isinstance(source, CosSin) and source.cos.shape != signature.angle_inputs[0].shape:
             return None  # a view of some columns, which only a plan of a kernel holds
-        launch = _replay(call, portable.run if path is None else path.run)
+        launch = _make_generic_launch(call, portable.run if path is None else path.run)
     tables = weakref.ref(source.tables) if isinstance(source, TableLookup) else None
     return CachedCall(launch, tables)
 
 
-def _replay(call: Call, run_path: Callable[[Call], Arrays]) -> Launch:
+def _make_generic_launch(call: Call, run_path: Callable[[Call], Arrays]) -> Launch:
     """Return a launch that runs a path on calls like a checked one."""
     backend, spec, source = call.backend, call.spec, call.angles[0]
     has_weight = [w is not None for w in call.weights]

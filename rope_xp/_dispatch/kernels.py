@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 from rope_xp._core.call import Call
-from rope_xp._core.forks import SLOW
+from rope_xp._core.forks import IMPORT_LOCK
 from rope_xp._core.path import PathUnavailable
 from rope_xp._core.signals import defer_interrupts
 
@@ -54,13 +54,13 @@ class Kernels(Generic[Key, Kernel]):
         Without ``give_up`` the compiler's own error is raised, and the next call tries again.
         """
         kernel = self._compiled.get(key)
-        return self._add(key, give_up) if kernel is None else kernel
+        return self._compile_missing(key, give_up) if kernel is None else kernel
 
     def load(self) -> Callable[[Key], Kernel]:
         """Return the compiler, imported if needed, or raise PathUnavailable."""
         if self._compile is not None:
             return self._compile
-        with SLOW, defer_interrupts() as interrupts:
+        with IMPORT_LOCK, defer_interrupts() as interrupts:
             if self._decline_reason is not None:
                 raise PathUnavailable(self._decline_reason)
             if self._compile is None:
@@ -76,9 +76,9 @@ class Kernels(Generic[Key, Kernel]):
                     raise PathUnavailable(reason) from error
             return self._compile
 
-    def _add(self, key: Key, give_up: bool) -> Kernel:
+    def _compile_missing(self, key: Key, give_up: bool) -> Kernel:
         compile_kernel = self.load()
-        with SLOW, defer_interrupts() as interrupts:
+        with IMPORT_LOCK, defer_interrupts() as interrupts:
             if key in self._compiled:
                 return self._compiled[key]
             if key in self._failed:

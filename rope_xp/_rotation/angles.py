@@ -27,7 +27,7 @@ from rope_xp._core.call import (
     RelativeAngles,
     TableLookup,
 )
-from rope_xp._core.library import ArrayLibrary
+from rope_xp._core.protocols import ArrayLibrary
 from rope_xp._core.typing import Array
 from rope_xp._rotation import fractions
 from rope_xp._rotation.tables import TOP_DIGIT

@@ -6,7 +6,7 @@ RoFormer, arXiv 2104.09864, eq. 34, for the pair (x1, x2) and its angle a:
     y2 = x2 cos a + x1 sin a
 
 A layout reads r consecutive components as a matrix: (r/2, 2) for pairs (2i, 2i+1), (2, r/2) for
-pairs (i, i + r/2). Compilers like that: XLA on a CPU takes 2.7 times as long to concatenate halves.
+pairs (i, i + r/2). Compilers like that: XLA on a CPU takes longer to concatenate halves.
 """
 
 from collections.abc import Callable

@@ -18,8 +18,8 @@ changes last bits alone. Payne and Hanek reduce so too (SIGNUM Newsletter 18, 19
 
 Errors of float32, in turns: digit * b and b, 2**-28 together for each of up to five digits; their
 sum, and the sum of both parts, 2**-28 each. As an angle that is below 1.7e-7 for one component. The
-angle, the series and the cosine are rounded too, 5e-8 at most each: 3.2e-7 in all. The largest
-measured error is 1.1e-7. float64 has base 2**22, and half a bit more than its own rounding.
+angle, the series and the cosine are rounded too, 5e-8 at most each: 3.2e-7 in all.
+float64 has base 2**22, and half a bit more than its own rounding.
 
 Derivatives do not go through digits. The result is rotated by an angle e that is zero,
 
@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 
 from rope_xp._core.call import LIMIT
 from rope_xp._core.dtypes import INTEGERS
-from rope_xp._core.library import ArrayLibrary
+from rope_xp._core.protocols import ArrayLibrary
 from rope_xp._core.typing import Array, Namespace
 from rope_xp._rotation import fractions
 

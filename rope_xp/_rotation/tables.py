@@ -8,8 +8,9 @@ from numpy.typing import NDArray
 from rope_xp._core.caches import cached_tables
 from rope_xp._core.call import DIGIT, LIMIT
 from rope_xp._core.errors import RopeError
-from rope_xp._core.library import DigitTables, Rope, TableKey
 from rope_xp._core.numbers import check_positive
+from rope_xp._core.protocols import Rope
+from rope_xp._core.tables import DigitTables, TableKey
 from rope_xp._rotation import fractions
 from rope_xp._rotation.frequencies import remainders
 

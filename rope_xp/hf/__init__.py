@@ -1,7 +1,10 @@
 """Read the rotary embedding of a model from its Hugging Face configuration."""
 
 from rope_xp._core.typing import Layout
+from rope_xp.hf._layer_plan import IndexerPlan, LayerPlan, NormPlan, Temperature
 from rope_xp.rope import RoPE
+
+__all__ = ["IndexerPlan", "LayerPlan", "NormPlan", "Temperature", "from_hf_config", "plan"]
 
 
 def from_hf_config(
@@ -56,3 +59,36 @@ position_axes=None)
     part = _keys.find_language_part(_files.read_mapping(config))
     ropes = _build.build_ropes(part, _build.find_model(part, layout))
     return ropes.get("") or ropes
+
+
+def plan(config: object, *, layout: Layout | None = None) -> tuple[LayerPlan, ...]:
+    """Return what each layer of a Hugging Face model does to q and k.
+
+    Parameters
+    ----------
+    config, layout
+        See :func:`from_hf_config`.
+
+    Returns
+    -------
+    tuple of LayerPlan
+        One for each layer of the decoder, or of the encoder that was passed.
+
+    Raises
+    ------
+    RopeConfigError, RopeError, TypeError, FileNotFoundError
+        As :func:`from_hf_config`; also if sizes or layer types are missing and transformers is not
+        installed, whose classes have defaults, or if a LayerPlan cannot say what the model does.
+
+    Examples
+    --------
+    >>> import rope_xp
+    >>> config = {"model_type": "smollm3", "num_hidden_layers": 4, "hidden_size": 256}
+    >>> config |= {"num_attention_heads": 4, "num_key_value_heads": 2, "layer_types": None}
+    >>> [layer.rope is not None for layer in rope_xp.plan(config)]
+    [True, True, True, False]
+    """
+    from rope_xp.hf import _files, _keys, _plan  # needed by few programs
+
+    part = _keys.find_language_part(_files.read_mapping(config))
+    return _plan.build_plan(part, layout)

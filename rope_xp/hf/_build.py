@@ -41,16 +41,17 @@ def find_model(config: Mapping[str, Any], layout: Layout | None = None) -> _keys
     if not isinstance(name, str):
         raise RopeConfigError(f"model_type must be a string; got {name!r}")
     row = get_row(name)
-    obstacle = _find_obstacle(name, config, row)
-    if obstacle is not None:
+    if obstacle := _find_obstacle(name, config, row):
         raise RopeConfigError(f"model_type {name!r}{obstacle}")
     if row is None:
         if not _is_rotary(config):
             parts = [name for name, part in config.items() if _is_rotary(part)]
             advice = f"; pass only the part that has one: {', '.join(parts)}" if parts else ""
+            if not name and not parts:
+                advice = "; add the model_type of this part, such as 'qwen2_5_vl_vision'"
             raise RopeConfigError(
-                f"the configuration of model_type {name!r} has no rotary embedding that rope_xp "
-                f"knows: none of {', '.join(_keys.ROTARY_KEYS)}{advice}"
+                f"the configuration{f' of model_type {name!r}' * bool(name)} has no rotary "
+                f"embedding that rope_xp knows: none of {', '.join(_keys.ROTARY_KEYS)}{advice}"
             )
         if layout is None:
             raise RopeConfigError(
@@ -189,7 +190,7 @@ def _deal_sections(sections: Any, source: _scaling.Source, pairs: int) -> tuple[
     if order == "across":
         raise RopeError(
             "mrope_section: the two components of a pair would read different components of the "
-            "position, which is no rotation"
+            "position, which is not a rotation"
         )
     if sum(sections) != pairs:
         raise RopeError(f"mrope_section {[*sections]} must sum to {pairs}, the rotated pairs")

@@ -10,19 +10,31 @@ from rope_xp._core import numbers
 from rope_xp._core.errors import RopeConfigError
 from rope_xp._core.typing import Layout
 from rope_xp.hf import _limits
+from rope_xp.hf._attention import Attention
 
+Part = Mapping[str, Any]  # a configuration, or a part of one
 Parameters = Mapping[str, Any]
+LayerParameters = dict[str, Parameters | None]  # by layer type; None: no positions
 TRAINED, EXTENDED = "original_max_position_embeddings", "max_position_embeddings"
 FLAT = ""  # the label of parameters for all layers
 # The language model within a configuration of several parts.
 PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
+_VISION_TYPED_AS_WHOLE = ("qwen2_vl", "qwen2_5_vl")  # by transformers 4, in vision_config
 BASE = ("rope_theta", "rotary_emb_base", "rotary_embedding_base")
 PARTIAL = ("partial_rotary_factor", "partial_rotary_factors", "rotary_pct", "rope_pct")
 HEAD_DIM = ("head_dim", "attention_head_dim", "kv_channels")
 ALIASES = {
     "head_dim": HEAD_DIM[1:],
     "hidden_size": ("n_embd", "d_model", "embed_dim"),
-    "num_attention_heads": ("n_head", "n_heads", "num_heads"),
+    "num_attention_heads": ("n_head", "n_heads", "num_heads", "decoder_num_attention_heads"),
+    "num_key_value_heads": ("num_kv_heads", "decoder_num_key_value_heads"),
+    "num_hidden_layers": (
+        "n_layer",
+        "n_layers",
+        "num_layers",
+        "depth",
+        "decoder_num_hidden_layers",
+    ),
 }
 ROTARY_KEYS = ("rope_parameters", "rope_scaling", "rotary_dim", "qk_rope_head_dim", *BASE, *PARTIAL)
 
@@ -81,24 +93,28 @@ class Model:
     rotated_without_window: bool = False  # whether it rotates them if sliding_window is null
     unrotated_every: int | None = None  # of so many layers the last is not rotated, by default
     rotary_if: tuple[str, Any] | None = None  # a key, and its value if the model rotates
+    attention: Attention = field(default_factory=Attention)
 
 
-def find_language_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def find_language_part(config: Part) -> Part:
     """Return the part of the language model; the configuration itself if it has no parts."""
     for name in PARTS:
         if isinstance(config.get(name), Mapping):
             # A part without a type has that of the whole.
             return find_language_part({"model_type": config.get("model_type"), **config[name]})
     _limits.check_keys("the configuration", config)
+    kind = config.get("model_type")
+    if kind in _VISION_TYPED_AS_WHOLE and "spatial_merge_size" in config:
+        return {**config, "model_type": f"{kind}_vision"}
     return config
 
 
-def first_value(config: Mapping[str, Any], *names: str) -> Any:
+def first_value(config: Part, *names: str) -> Any:
     """Return the first value that is not None."""
     return next((config[name] for name in names if config.get(name) is not None), None)
 
 
-def read_size(config: Mapping[str, Any], name: str) -> int | None:
+def read_size(config: Part, name: str) -> int | None:
     """Return a positive integer of the configuration; None if it is missing."""
     for key in (name, *ALIASES.get(name, ())):
         if config.get(key) is not None:
@@ -109,21 +125,20 @@ def read_size(config: Mapping[str, Any], name: str) -> int | None:
     return None
 
 
-def read_head_dim(config: Mapping[str, Any], model: Model) -> int | None:
+def read_head_dim(config: Part, model: Model) -> int | None:
     """Return the components of a head; None if sizes are missing."""
-    head_dim = read_size(config, "head_dim") or model.sizes.get("head_dim")
-    if head_dim is not None:
+    if head_dim := read_size(config, "head_dim") or model.sizes.get("head_dim"):
         return head_dim
     width, *divisors = (read_size(config, name) or model.sizes.get(name) for name in model.width)
     return None if None in (width, *divisors) else width // math.prod(divisors)  # type: ignore[operator, arg-type]  # not None
 
 
-def parameters_key(config: Mapping[str, Any]) -> str:
+def parameters_key(config: Part) -> str:
     """Return the key of the rotary parameters; transformers 4 wrote rope_scaling."""
     return "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
 
 
-def read_layers(config: Mapping[str, Any], model: Model) -> dict[str, Parameters | None]:
+def read_layers(config: Part, model: Model) -> LayerParameters:
     """Return the rotary parameters of each layer type, under ``FLAT`` if all share them."""
     nested, flat = _split_parameters(config, model)
     layers = {**_default_layers(config, flat, model), **nested}
@@ -138,9 +153,7 @@ def read_layers(config: Mapping[str, Any], model: Model) -> dict[str, Parameters
     return layers
 
 
-def _split_parameters(
-    config: Mapping[str, Any], model: Model
-) -> tuple[dict[str, Parameters | None], Parameters]:
+def _split_parameters(config: Part, model: Model) -> tuple[LayerParameters, Parameters]:
     """Return the parameters of single layer types, or else those that all layers share."""
     name = parameters_key(config)
     parameters = config.get(name) or {}
@@ -176,21 +189,18 @@ def _split_parameters(
             if not (key in _KNOWN | _IGNORED or value is None or isinstance(value, Mapping)):
                 near = difflib.get_close_matches(key, sorted(_KNOWN), n=1)
                 hint = f"did you mean {near[0]}?" if near else "remove it if it changes no rotation"
-                msg = f"{where}.{key} = {value!r} is an unknown key; {hint}"
-                raise RopeConfigError(msg)
+                raise RopeConfigError(f"{where}.{key} = {value!r} is an unknown key; {hint}")
     return nested, {} if nested else flat
 
 
-def _default_layers(
-    config: Mapping[str, Any], flat: Parameters, model: Model
-) -> dict[str, Parameters | None]:
+def _default_layers(config: Part, flat: Parameters, model: Model) -> LayerParameters:
     """Return the parameters of the table, with the flat ones for the layers that they scale."""
     if not model.layers or (flat and FLAT in model.layers):
         return {FLAT: flat}
     if flat and not any(layer and layer.is_scaled for layer in model.layers.values()):
         msg = f"rope_parameters must have one dictionary for each of {', '.join(model.layers)}"
         raise RopeConfigError(f"{msg}; got {dict(flat)!r}")
-    layers: dict[str, Parameters | None] = dict.fromkeys(model.layers)
+    layers: LayerParameters = dict.fromkeys(model.layers)
     for label, layer in model.layers.items():
         if layer is None:
             continue
@@ -211,7 +221,7 @@ def _add_rope_type(parameters: Parameters) -> dict[str, Any]:
     return {**parameters, "rope_type": "default" if rope_type is None else rope_type}
 
 
-def _layer_value(config: Mapping[str, Any], key: str, label: str) -> Any:
+def _layer_value(config: Part, key: str, label: str) -> Any:
     """Return a value of the configuration, which may be a list with an entry for each layer."""
     value, layer_types = config.get(key), config.get("layer_types")
     if label == FLAT or not isinstance(value, list):
@@ -222,9 +232,7 @@ def _layer_value(config: Mapping[str, Any], key: str, label: str) -> Any:
     return next((entry for layer_type, entry in entries if layer_type == label), None)
 
 
-def _fill_in(
-    config: Mapping[str, Any], parameters: Parameters, model: Model, label: str
-) -> dict[str, Any]:
+def _fill_in(config: Part, parameters: Parameters, model: Model, label: str) -> dict[str, Any]:
     """Return the parameters with rope_type, rope_theta and partial_rotary_factor filled in."""
     own = {k: v for k, v in parameters.items() if not (v is None or isinstance(v, Mapping))}
     filled = _add_rope_type(own)

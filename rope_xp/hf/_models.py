@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from rope_xp.hf._attention import ATTENTION, Attention
 from rope_xp.hf._keys import FLAT, TRAINED, LayerType, Model
 
 
@@ -25,8 +26,9 @@ def _scale(rope_type: str, base: float, factor: float, trained: int, **others: A
 
 
 _FULL = ("full_attention",)
+_NONE = Attention()
 _GPT_OSS = _scale("yarn", 1.5e5, 32.0, 4096, truncate=False)
-_MISTRAL = {"mscale": 1.0, "mscale_all_dim": 1.0}
+_MISTRAL = {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
 _PROPORTIONAL = (None, False, {"rope_type": "proportional"})
 _ROTARY = ("position_embeddings_type", "rotary")
 _CONTIGUOUS = Model(base=1e6, sections=(16, 24, 24))
@@ -157,9 +159,8 @@ _ROWS: dict[str, Model] = {
     # It rotates all channels before they are split into heads.
     "efficientloftr": Model("interleaved", axial="alternating", width=("hidden_size",)),
     "neomme": replace(_pair((1e6, 0.25), (1e4, None)), section_order="rows and columns"),
-}
-
-_PLAIN = """
+    # --- nothing but defaults ---
+    """
     arcee aria chameleon dbrx deepseek_ocr2 deepseek_ocr2_encoder dia_decoder dia_encoder
     diffllama doge dots1 esm esmc eurobert falcon falcon_h1 gemma gemma2 gpt_neox_japanese
     gradium_phonon_tts granite granite4_vision granite_docling granite_swa granitemoe
@@ -170,7 +171,8 @@ _PLAIN = """
     qwen2_5_omni_dit qwen2_moe qwen3 qwen3_moe qwen3_omni_moe_talker_code_predictor seed_oss
     starcoder2 t5_gemma_module timesfm2_5 unlimited_ocr vaultgemma voxtral_realtime
     voxtral_realtime_encoder xcodec2
-"""
+    """: Model(),
+}
 
 _SIZES = """
     bamba=4096/32 cohere_compass=8192/64 cosmos3_edge=128 ernie4_5_vl_moe=2560/20 glm=128
@@ -191,10 +193,10 @@ def _parse_sizes(text: str) -> dict[str, int]:
 
 
 _TYPE_SIZES = {name: _parse_sizes(text) for name, text in (r.split("=") for r in _SIZES.split())}
-_ROW_BY_TYPE = {name: row for names, row in _ROWS.items() for name in names.split()}
 MODELS = {
-    name: replace(row, sizes=_TYPE_SIZES.get(name, {}))
-    for name, row in {**dict.fromkeys(_PLAIN.split(), Model()), **_ROW_BY_TYPE}.items()
+    name: replace(row, sizes=_TYPE_SIZES.get(name, {}), attention=ATTENTION.get(name, _NONE))
+    for names, row in _ROWS.items()
+    for name in names.split()
 }
 
 UNSUPPORTED = {

@@ -78,8 +78,7 @@ def _check_buffer(
         return
     expected = _expected_frequencies(module, key, buffer.shape[-1]) if buffer.ndim == 1 else []
     values = _to_numpy(buffer)
-    fault = next(_find_faults(values, buffer.dtype, expected), None)
-    if fault is not None:
+    if fault := next(_find_faults(values, buffer.dtype, expected), None):
         effect = compute_effect(values, expected[0]) if expected else None
         fix = _FIX if expected else "Set it to base ** (-2 i / r) in float32"
         yield Finding("error", path, *fault, effect, fix)
@@ -212,7 +211,6 @@ def _compare_tables(
     effect = {p: float(e) for p, e in zip(numbers, largest, strict=True) if p in POSITIONS}
     if not beyond.any():
         return "", effect
-    factor = plan.rope.attention_factor
-    cause = _rounding.find_cause(turns, positions, frequencies, factor, beyond)
+    cause = _rounding.find_cause(turns, positions, frequencies, plan.rope.attention_factor, beyond)
     first = int(positions[beyond.any(axis=1)][0])
     return cause or f"off from position {first} on", effect

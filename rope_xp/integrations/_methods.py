@@ -111,14 +111,15 @@ def functions_called(kind: type) -> tuple[tuple[str, Function], ...]:
 
 def check_order(kind: type, names: re.Pattern[str]) -> None:
     """Check that methods that rotate do so after they read attributes, and never leave it out."""
-    for method in rotating_methods(kind).values():
+    methods = [part for m in rotating_methods(kind).values() for part in wrapped_functions(m)]
+    for method in filter(_find_rotations, methods):
         code = list(dis.get_instructions(method))
         jumps = [(i.offset, i.argval) for i in code if i.opcode in dis.hasjrel + dis.hasjabs]
         reads = [i.offset for i in code if names.fullmatch(str(i.argval))]
         calls = [i.offset for i in code if _NAME.fullmatch(str(i.argval))]
         passed = [(start, call) for start, end in jumps for call in calls if start < call < end]
         always = all(any(start < read < call for read in reads) for start, call in passed)
-        if not reads or reads[-1] > calls[-1] or not always:
+        if not (reads and calls) or reads[-1] > calls[-1] or not always:
             raise RopeError(f"{kind.__name__} does not always rotate after it")
 
 

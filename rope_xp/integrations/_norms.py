@@ -4,35 +4,60 @@ import copy
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from rope_xp._core.caches import cached
 from rope_xp._core.errors import RopeError
-from rope_xp._dispatch.norm import QKNorm
 from rope_xp.integrations import _classes, _formats, _methods, _rotary
+from rope_xp.norm import QKNorm
 
 _NAME = re.compile(r"(q|k|query|key)_(layer)?norm|norm_(added_)?[qk]")
 
 
-class Unnormalized(NamedTuple):
-    """What a norm returns for the rotation. Other functions must normalize it."""
+class Unnormalized:
+    """What a norm returns for the rotation that follows. Any other use of it normalizes it."""
 
-    x: torch.Tensor
-    norm: QKNorm
+    def __init__(self, x: torch.Tensor, norm: QKNorm) -> None:
+        self.x, self.norm = x, norm
 
     def transpose(self, *axes: int) -> "Unnormalized":
-        return self._replace(x=self.x.transpose(*axes))
+        return Unnormalized(self.x.transpose(*axes), self.norm)
 
     def normalize(self) -> torch.Tensor:
         dtype, norm = torch.promote_types(self.x.dtype, torch.float32), self.norm
         x, weight = self.x.to(dtype), norm.q_weight.to(dtype) + norm.offset
         return torch.nn.functional.rms_norm(x, weight.shape, weight, norm.eps).to(self.x.dtype)
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # which copies and pickles look up before there is an x
+            raise AttributeError(name)
+        return getattr(self.normalize(), name)
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        return self.normalize()[index]
+
+    def __mul__(self, other: Any) -> torch.Tensor:
+        return torch.mul(self.normalize(), other)
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Callable[..., Any], _: Any, arguments: Any = (), named: Any = None
+    ) -> Any:
+        named = {name: _normalize_one(x) for name, x in (named or {}).items()}
+        return function(*normalize(arguments), **named)
+
 
 def normalize(arrays: Iterable[Any]) -> tuple[Any, ...]:
-    return tuple([x.normalize() if isinstance(x, Unnormalized) else x for x in arrays])
+    """Compute the norms among arrays, and among those in lists and tuples."""
+    return tuple([_normalize_one(x) for x in arrays])
+
+
+def _normalize_one(x: Any) -> Any:
+    if isinstance(x, Unnormalized):
+        return x.normalize()
+    return normalize(x) if type(x) in (list, tuple) else x
 
 
 def split_norm(arrays: Sequence[Any]) -> tuple[tuple[Any, ...], QKNorm | None]:
@@ -45,10 +70,12 @@ def split_norm(arrays: Sequence[Any]) -> tuple[tuple[Any, ...], QKNorm | None]:
 
 def find_norms(model: torch.nn.Module, includes: Callable[..., Any]) -> dict[str, type]:
     """Return classes for norms of q and k, by name, where ``includes(name, parent)`` is true."""
-    norms, modules = {}, dict(model.named_modules())
-    for path, norm in modules.items():
-        parent = modules[path.rpartition(".")[0]]
-        if _NAME.fullmatch(path.rpartition(".")[2]) and includes(path, parent):
+    modules = dict(model.named_modules())
+    names = [path for path in modules if _NAME.fullmatch(path.rpartition(".")[2])]
+    norms = {}
+    for path in names:
+        norm, parent = modules[path], modules[path.rpartition(".")[0]]
+        if includes(path, parent):
             try:
                 _methods.check_order(type(parent), _NAME)
                 norms[path] = load_norm(type(norm), *_read_norm(parent, norm))
@@ -56,29 +83,39 @@ def find_norms(model: torch.nn.Module, includes: Callable[..., Any]) -> dict[str
                 msg = f"cannot fuse {path} ({type(norm).__name__}) with the rotation: {error}"
                 raise RopeError(f"{msg}; use norm=False") from error
     if not norms:
-        raise RopeError(f"norm: no layer of {type(model).__name__} normalizes what rope_xp rotates")
+        reason = "no layer normalizes q and k before rotating them"
+        if names:
+            reason = f"rope_xp does not know what happens between {names[0]} and the rotation"
+        raise RopeError(f"cannot fuse a norm of {type(model).__name__}: {reason}; use norm=False")
     return norms
 
 
-def _read_norm(parent: Any, norm: Any) -> tuple[float, float]:
-    """Return the eps of an RMSNorm of a head, and what is added to its weight."""
+def _read_norm(parent: Any, norm: Any) -> tuple[str, float]:
+    """Return the attribute that holds eps, and what is added to weights, of a head's RMSNorm."""
+    if any(True for _ in norm.children()):
+        raise RopeError(
+            "it contains other modules, as those of peft and parametrized ones do; patch the model "
+            "before they are added"
+        )
     head_dim = getattr(parent, "head_dim", None) or parent.inner_dim // parent.heads
     shape, twin = tuple(norm.weight.shape), copy.copy(norm)
     if shape != (head_dim,):
         raise RopeError(f"the norm spans heads: its weight has shape {shape}, not ({head_dim},)")
     x, weight = torch.randn(2, head_dim, generator=torch.Generator().manual_seed(0))
     vars(twin)["_parameters"] = {name: weight for name, _ in norm.named_parameters()}
-    eps = float(getattr(norm, "variance_epsilon", None) or norm.eps)
+    eps = "variance_epsilon" if hasattr(norm, "variance_epsilon") else "eps"
     for offset in (0.0, 1.0):
-        ours = Unnormalized(x, QKNorm(weight, eps=eps, offset=offset)).normalize()
+        ours = Unnormalized(x, QKNorm(weight, eps=getattr(norm, eps), offset=offset)).normalize()
         if _formats.scaled_error(ours, type(norm).forward(twin, x)) <= 1:
             return eps, offset
     raise RopeError("it is no RMSNorm")
 
 
 @cached(256)
-def load_norm(kind: type, eps: float, offset: float) -> type:
+def load_norm(kind: type, eps: str, offset: float) -> type:
     def forward(self: Any, x: torch.Tensor) -> Unnormalized:
-        return Unnormalized(x, QKNorm(self.weight, eps=eps, offset=offset))
+        # A view keeps the weight, which sharding may free at the end of this module's forward.
+        weight = self.weight.view_as(self.weight)
+        return Unnormalized(x, QKNorm(weight, eps=getattr(self, eps), offset=offset))
 
     return _classes.build_subclass(kind, {"forward": forward}, load_norm, (kind, eps, offset))

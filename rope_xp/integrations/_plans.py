@@ -107,8 +107,13 @@ class PatchOptions(NamedTuple):
     strict: bool = True  # tables may not
 
 
-def build_plans(name: str, module: torch.nn.Module, options: PatchOptions) -> RotaryPlans:
-    """Return the plan of each layer type, after a comparison with the module's own tables."""
+def build_plans(
+    name: str, module: torch.nn.Module, options: PatchOptions, modules: int = 1
+) -> RotaryPlans:
+    """Return the plan of each layer type, after a comparison with the module's own tables.
+
+    The model has so many rotary modules.
+    """
     try:
         return {
             label: _build_plan(module, label, buffer, options)
@@ -116,7 +121,8 @@ def build_plans(name: str, module: torch.nn.Module, options: PatchOptions) -> Ro
         }
     except RopeError as error:
         where = f"{name or 'the model'} ({type(module).__name__})"
-        raise RopeError(f"cannot patch {where}: {error}") from error
+        advice = "; parts of the model without it can be patched alone" if modules > 1 else ""
+        raise RopeError(f"cannot patch {where}: {error}{advice}") from error
 
 
 def _build_plan(

@@ -36,8 +36,7 @@ def check_readers(kind: type) -> None:
             if not isinstance(method, FunctionType) or _methods.rotations_called(method):
                 continue
             parts = _methods.wrapped_functions(method)
-            reader = next((text for part in parts for text in _describe_readers(part)), None)
-            if reader is not None:
+            if reader := next((text for part in parts for text in _describe_readers(part)), None):
                 raise RopeError(
                     f"cannot patch {base.__name__}.{name}: {reader}, and no function that is "
                     f"replaced rotates there; {ALONE}"
@@ -61,8 +60,7 @@ def explain_missing_angles(model: torch.nn.Module) -> str:
     for kind in dict.fromkeys(map(type, model.modules())):
         members = (member for base in kind.__mro__ for member in vars(base).values())
         methods = (member for member in members if isinstance(member, FunctionType))
-        name = next((name for m in methods for name in _methods.rotation_names(m)), None)
-        if name is not None:
+        if name := next((name for m in methods for name in _methods.rotation_names(m)), None):
             return (
                 f"{kind.__name__} calls {name}, but reads cos and sin from its own table. "
                 "patch replaces modules that compute them, which have inv_freq among their buffers"

@@ -9,7 +9,7 @@ import torch
 from rope_xp._arguments import parse_tables
 from rope_xp._core.call import Call
 from rope_xp._dispatch import call_cache
-from rope_xp._dispatch.call_cache import CallSignature
+from rope_xp._dispatch.recent_calls import GivenTables, recall
 from rope_xp.integrations import _formats, _norms, _recognition
 from rope_xp.integrations._drop_in import find_axes
 from rope_xp.integrations._formats import Format, Tables
@@ -52,21 +52,19 @@ def _parse(rotation: RecognizedRotation, norm: Any, *call: Any) -> Call:
     return parse_tables.rotate(rope, xs, cos, sin, axes, None, False, norm)
 
 
-def _signature(
-    rotation: RecognizedRotation, key: Hashable, arguments: tuple[Any, ...], named: Any, norm: Any
-) -> CallSignature | None:
-    n, plain = rotation.arrays, rotation.arrays + 2
+def _find_cached_key(
+    rotation: RecognizedRotation, key: object, arguments: tuple[Any, ...], named: Any
+) -> Hashable | None:
+    """Return what stands for all options of a call in the call cache, None if none does."""
+    plain = rotation.arrays + 2
     if rotation.form == "complex" or len(arguments) < plain or not torch.is_tensor(arguments[0]):
         return None
-    if len(arguments) > plain or named:
-        rest = arguments[plain:]
-        if not all(type(x) is int for x in (*rest, *named.values())):
-            return None
-        key = key, rest, *named.items()
-    # The columns that are read begin where the model's tables begin, and their strides follow from
-    # the strides of these: so the tables stand in it as they are. Only torch's library knows that.
-    tables = arguments[n], arguments[n + 1]
-    return call_cache.signature(key, arguments[:n], None, None, None, False, tables, norm)
+    if len(arguments) == plain and not named:
+        return key
+    rest = arguments[plain:]
+    if not all(type(x) is int for x in (*rest, *named.values())):
+        return None
+    return (key, rest, *named.items())
 
 
 def build_replacement(
@@ -84,17 +82,25 @@ def build_replacement(
     def rotate(*inputs: Any, **named: Any) -> Any:
         if module is not None and getattr(module, name) is not original:
             return _call_cast(getattr(module, name), inputs, named)
-        xs, norm = _norms.split_norm(inputs[: rotation.arrays])
-        arguments, signature = xs + inputs[rotation.arrays :], None
+        n = rotation.arrays
+        xs, norm = _norms.split_norm(inputs[:n])
+        arguments, cached_key = xs + inputs[n:], None
         # Autograd keeps tables, of which those of a model have more columns than are read.
         if not torch.is_grad_enabled():
-            signature = _signature(rotation, key, arguments, named, norm)
+            cached_key = _find_cached_key(rotation, key, arguments, named)
         try:
-            if signature is None:
+            if cached_key is None:
                 operands = _operands(rotation, arguments, named)
                 results = _recognition.rotate(rotation, *operands, norm)
             else:
-                results = call_cache.run(signature, _parse, rotation, norm, arguments, named)
+                # The columns that are read begin where the model's tables begin, and their strides
+                # follow from the strides of these, so the tables stand in the signature as they
+                # are. Only torch's library knows that.
+                tables = GivenTables(*arguments[n : n + 2])
+                options = cached_key, xs, tables, None, None, False, norm
+                cached = recall(*options)
+                call = rotation, norm, arguments, named
+                results = cached or call_cache.run(*options, _parse, *call)
         except _UnusualCallError:
             arguments = _norms.normalize(inputs)
             return _cast_like(rotation, function(*arguments, **named), arguments, named)

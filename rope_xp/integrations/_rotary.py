@@ -18,6 +18,8 @@ FAILURES = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeErro
 
 def rotary_modules(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
     for name, module in model.named_modules():
+        if type(module).__name__ == "VoxtralRealtimeTimeEmbedding":
+            continue  # its inv_freq is of a sinusoidal embedding
         if any(key.endswith("inv_freq") for key, _ in module.named_buffers(recurse=False)):
             yield name, module
 

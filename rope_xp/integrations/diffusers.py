@@ -24,7 +24,8 @@ def patch(transformer: ModelT, *, norm: bool = False) -> ModelT:
     transformer : torch.nn.Module
         A transformer of diffusers, such as ``pipeline.transformer``.
     norm : bool, default False
-        As in :func:`rope_xp.integrations.transformers.patch`, of Flux, Qwen-Image and Z-Image.
+        As in :func:`rope_xp.integrations.transformers.patch`, of Flux, Chroma, Qwen-Image and
+        Z-Image.
 
     Returns
     -------

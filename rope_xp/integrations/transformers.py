@@ -139,6 +139,8 @@ def patch(
         versions.check_version("transformers")
     if trust not in ("both", "config"):
         raise RopeError(f"trust must be 'both' or 'config'; got {trust!r}")
+    if norm and not rotation:
+        raise RopeError("norm=True needs rotation=True: the rotation by rope_xp computes the norm")
     _classes.check_unpatched(model.modules())
     rotary = dict(_rotary.rotary_modules(model))
     if not rotary:
@@ -146,7 +148,7 @@ def patch(
         raise RopeError(f"cannot patch {type(model).__name__}: {reason}")
     options = _plans.PatchOptions(length, rotation, trust == "config")
     with torch.device("cpu"):  # whatever device the caller has set for new tensors
-        plans = {name: _plans.build_plans(name, module, options) for name, module in rotary.items()}
+        plans = {n: _plans.build_plans(n, m, options, len(rotary)) for n, m in rotary.items()}
         classes = {kind: _plans.load_rotary(kind) for kind in map(type, rotary.values())}
         if rotation:
             forms = {plan.form: None for by_label in plans.values() for plan in by_label.values()}

@@ -4,8 +4,8 @@ from typing import Any
 
 from rope_xp._arguments.fields import check_rope as check_type
 from rope_xp._core.errors import RopeError
-from rope_xp._dispatch.norm import QKNorm
 from rope_xp.angles import Angles
+from rope_xp.norm import QKNorm
 from rope_xp.rope import Positions, RoPE
 
 

@@ -10,11 +10,11 @@ import torch
 
 from rope_xp._core import numbers
 from rope_xp._core.errors import RopeError
-from rope_xp._dispatch.norm import QKNorm
 from rope_xp._frequencies import initial_frequencies
 from rope_xp._functions import apply_frequencies
 from rope_xp.angles import Angles
 from rope_xp.layers import _common
+from rope_xp.norm import QKNorm
 from rope_xp.rope import Positions, RoPE
 from rope_xp.scaling import DynamicNTK, LongRoPE
 
@@ -27,9 +27,9 @@ _RTOL = 1e-6
 class Rotary(torch.nn.Module):
     """Rotates queries and keys by their positions, as :meth:`rope_xp.RoPE.apply` does.
 
-    It has no parameters and no buffers. So angles stay exact when a model is cast, and there is
-    nothing to shard, to save, or to initialise after ``to_empty``. A checkpoint with ``inv_freq``
-    from another module loads if these are the frequencies of the RoPE.
+    Without ``learn`` it has no parameters and no buffers. So angles stay exact when a model is
+    cast, and there is nothing to shard, to save, or to initialise after ``to_empty``. A checkpoint
+    with ``inv_freq`` from another module loads if these are the frequencies of the RoPE.
 
     Parameters
     ----------
@@ -128,7 +128,7 @@ class Rotary(torch.nn.Module):
 
     def _initial_frequencies(self) -> torch.Tensor:
         head_dim, heads = self._sizes
-        host = initial_frequencies(self.rope, head_dim, heads or 1)  # type: ignore[arg-type]  # checked
+        host = initial_frequencies(self.rope, head_dim, heads or 1)  # type: ignore[arg-type]  # the class of rope was checked
         initial, like = torch.from_numpy(host).float(), self.frequencies
         if like is None or not hasattr(like, "device_mesh"):
             return initial

@@ -4,3 +4,12 @@
 - :mod:`rope_xp.papers.encodings`: the position encodings that RoFormer compares RoPE with
 - :mod:`rope_xp.papers.analysis`: scores over distance, in numpy
 """
+
+import typing as _typing
+
+from rope_xp._core.lazy import load_on_first_use as _load_on_first_use
+
+if _typing.TYPE_CHECKING:
+    from rope_xp.papers import analysis, attention, encodings  # noqa: F401  # names for type checkers
+else:
+    __getattr__, __dir__ = _load_on_first_use(__name__, "analysis", "attention", "encodings")

@@ -3,7 +3,7 @@
 import math
 from typing import Any, NamedTuple
 
-from rope_xp._arguments import fields, messages
+from rope_xp._arguments import checks, fields
 from rope_xp._core.errors import RopeError
 from rope_xp._core.typing import Array, ArrayT, Namespace
 from rope_xp._dispatch import find
@@ -19,15 +19,15 @@ def check_floats(**arrays: Any) -> tuple[Backend, set[str]]:
     backend = find.require_backend(x, first)
     for name, y in arrays.items():
         check_library(backend, first, x, name, y)
-    return backend, {messages.check_float(backend, name, y) for name, y in arrays.items()}
+    return backend, {checks.check_float(backend, name, y) for name, y in arrays.items()}
 
 
 def check_library(backend: Backend, first: str, like: Array, argument: str, x: Any) -> None:
     """Check that x is of the library and on the device of ``like``, known as ``first``."""
     other = find.require_backend(x, argument)
     if other is not backend:
-        raise messages.different_libraries(first, backend, argument, other)
-    messages.check_same_device(backend, first, like, argument, x)
+        raise checks.different_libraries(first, backend, argument, other)
+    checks.check_same_device(backend, first, like, argument, x)
 
 
 def check_shape(name: str, x: Array, axes: str, *shapes: tuple[Any, ...]) -> None:
@@ -103,7 +103,7 @@ def check_mask(arrays: CheckedArrays, mask: Any, shape: tuple[int, ...], axes: s
     check_library(backend, "q", arrays.q, "mask", mask)
     if backend.dtype_name(mask) != "bool":
         raise TypeError(
-            f"mask is {messages.describe(backend, mask)}; it must be boolean, True for tokens to "
+            f"mask is {checks.describe(backend, mask)}; it must be boolean, True for tokens to "
             "attend to. For a mask that is added to scores, pass mask == 0"
         )
     if not can_broadcast(tuple(mask.shape), shape):
@@ -124,7 +124,7 @@ def rotate(
         if value is not None:
             raise RopeError(
                 f"{argument} needs a rope, as nothing is rotated without one; pass "
-                f"rope=rope_xp.RoPE(), or leave {argument} away"
+                f"rope=rope_xp.RoPE(), or omit {argument}"
             )
     return q, k
 

@@ -89,7 +89,7 @@ def to_library(array: np.ndarray, xp: Namespace | None, device: Device | None) -
 
 def to_integers(name: str, values: Any) -> tuple[Backend, Any]:
     """Return integers with one axis as an array, and its backend."""
-    values = np.asarray(values) if parse.find_owner(values) is None else values
+    values = np.asarray(values) if parse.backend_of(values) is None else values
     backend = find.require_backend(values, name)
     dtype = backend.dtype_name(values)
     if values.ndim != 1 or not dtype.startswith(("int", "uint")):

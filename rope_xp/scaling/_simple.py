@@ -178,7 +178,7 @@ class Llama3(Scaling):
 
 @dataclass(frozen=True)
 class Proportional(Scaling):
-    """Only the fastest share of the pairs turns, the others have frequency 0: Gemma 4.
+    """Only the fastest-rotating pairs rotate; the others have frequency 0: Gemma 4.
 
     ``w_i / factor`` for i < floor(partial_rotary_factor * r / 2), else 0; transformers'
     ``proportional``. A smaller ``rotary_dim`` would change the frequencies.
@@ -186,7 +186,7 @@ class Proportional(Scaling):
     Parameters
     ----------
     partial_rotary_factor : float, default 1.0
-        Share of pairs that turn, at most 1.
+        Share of pairs that rotate, at most 1.
     factor : float, default 1.0
         Divisor of all frequencies.
 

@@ -73,20 +73,20 @@ def measure_accuracy(rotation: ArrayRotation) -> Accuracy:
     shifted, factor = positions + rotation.angles.offset, rotation.angles.factor
     angles = np.abs(np.multiply.outer(shifted, rotation.frequencies))
     beyond = off > 2e-6 + 2 * rotation.array.box.eps + PRODUCT * angles
-    if not beyond.any():
-        return Accuracy(error, passes, notes, None, explained=True)
-    scaled = np.asarray(factor * turns, complex)
-    fault = find_cause(scaled, shifted, rotation.frequencies, factor, beyond)
-    fault = fault or _find_substitute(rotation)
-    if fault:
-        return Accuracy(error, passes, notes, fault, explained=True)
-    first = int(positions[beyond.any(axis=1)][0])
-    if not np.isfinite(turns[positions >= first]).all():
-        fault = f"results are not finite from position {first} on"
-        return Accuracy(error, passes, notes, fault, explained=True)
-    most = f"{off[positions >= first].max():.2g} from position {first} on"
-    fault = f"angles are off by up to {most}, more than float32 explains, and no known rounding "
-    return Accuracy(error, passes, notes, fault + "explains it", explained=False)
+    fault, explained = None, True
+    if beyond.any():
+        scaled = np.asarray(factor * turns, complex)
+        fault = find_cause(scaled, shifted, rotation.frequencies, factor, beyond)
+        fault = fault or _find_substitute(rotation)
+        first = int(positions[beyond.any(axis=1)][0])
+        if not (fault or np.isfinite(turns[positions >= first]).all()):
+            fault = f"results are not finite from position {first} on"
+        explained = fault is not None
+        fault = fault or (
+            f"angles are off by up to {off[positions >= first].max():.2g} from position {first} "
+            "on, more than float32 explains, and no known rounding explains it"
+        )
+    return Accuracy(error, passes, notes, fault, explained)
 
 
 def _find_substitute(rotation: ArrayRotation) -> str | None:
@@ -106,7 +106,5 @@ def _find_substitute(rotation: ArrayRotation) -> str | None:
         f"positions restart at 0 from {limit} on, where a table ends": large % limit,
         f"positions wrap around to -{limit} at {limit}": (large + limit) % (2 * limit) - limit,
     }
-    for cause, positions in substitutes.items():
-        if rotation.compute_errors(turns, positions).max() < _WRONG:
-            return cause
-    return None
+    errors = {c: rotation.compute_errors(turns, p).max() for c, p in substitutes.items()}
+    return next((cause for cause, error in errors.items() if error < _WRONG), None)

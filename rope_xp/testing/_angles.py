@@ -104,7 +104,7 @@ def measure_angles(array: RotatedArray, last: int) -> MeasuredAngles:
     steps, turns = read_first(array.read, powers)
     sizes = np.abs(turns)
     factor = float(np.median(sizes))
-    fault = f"function is no rotation: {name} is multiplied by numbers that depend on the"
+    fault = f"the function is not a rotation: {name} is multiplied by numbers that depend on the"
     if np.ptp(sizes, axis=0).max() > 0.02 * factor:
         shown = f"{sizes[0].min():.4g} at 0 and {sizes[-1].min():.4g} far off"
         raise RopeError(f"{fault} position, {shown}, as in xPos")

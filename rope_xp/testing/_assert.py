@@ -9,7 +9,7 @@ from dataclasses import replace
 from rope_xp._arguments import fields
 from rope_xp._core.errors import RopeError
 from rope_xp._core.typing import Array
-from rope_xp._dispatch.norm import QKNorm
+from rope_xp.norm import QKNorm
 from rope_xp.rope import RoPE
 from rope_xp.testing._box import Floats, Function, read_host
 from rope_xp.testing._compare import count_components, find_problems, list_differences
@@ -132,15 +132,15 @@ def _list_reasons(found: Identified, rope: RoPE | None, head_dim: int) -> list[s
 def _read_norm(norm: QKNorm, head_dim: int) -> Norm:
     """Return a norm with its weights in host memory."""
     if not isinstance(norm, QKNorm):
-        msg = f"norm must be a rope_xp.QKNorm; got {type(norm).__name__}"
-        raise TypeError(msg)
+        raise TypeError(f"norm must be a rope_xp.QKNorm; got {type(norm).__name__}")
     weights: dict[str, Floats | None] = {}
     for name, weight in zip("qk", (norm.q_weight, norm.k_weight), strict=True):
         weights[name] = host = None if weight is None else read_host(weight)
-        if host is not None and host.shape != (head_dim,):
-            msg = f"norm.{name}_weight must have shape ({head_dim},); got {host.shape}"
-            raise RopeError(msg)
-        if host is not None and not (host + norm.offset).all():
-            msg = f"norm.{name}_weight + offset must not be 0, which no result shows"
-            raise RopeError(msg)
+        if host is None:
+            continue
+        if host.shape != (head_dim,):
+            shape = f"({head_dim},); got {host.shape}"
+            raise RopeError(f"norm.{name}_weight must have shape {shape}")
+        if not (host + norm.offset).all():
+            raise RopeError(f"norm.{name}_weight + offset must not be 0, which no result shows")
     return Norm(weights, norm.eps, norm.offset)

@@ -101,7 +101,8 @@ def identify(
     Raises
     ------
     RopeError
-        If the function is no RoPE; the message says what it does instead. Also if all calls fail.
+        If the function computes no RoPE; the message says what it does instead. Also if all calls
+        fail.
     TypeError
         If an argument has the wrong type.
 
@@ -177,7 +178,8 @@ def _identify_box(box: BlackBox) -> Identified:
         problems = list(find_problems(box, first.rope, range(last + 1), deadline=box.deadline))
     wrong = [problem.message for problem in problems if problem.kind == "wrong"]
     if wrong and not faults:
-        raise RopeError(f"function is no rotation of each token by its own position: {wrong[0]}")
+        fault = "the function is not a rotation of each token by its own position"
+        raise RopeError(f"{fault}: {wrong[0]}")
     faults += [problem.message for problem in problems if problem.kind != "rejected"]
     rejected = [problem.message for problem in problems if problem.kind == "rejected"]
     return Identified(

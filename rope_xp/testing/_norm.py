@@ -48,25 +48,14 @@ def find_fault(
     bound: Floats,
 ) -> str | None:
     """Return what a function does other than to normalise x and turn it; None if unknown."""
-    for fault, simulated in _simulate(norm, x, name, turn):
-        if (np.abs(simulated - result) <= bound).all():
-            return fault
-    # The size of a result shows eps, whatever it is.
-    exact = turn(norm._replace(eps=0.0).apply(x, name))
-    ratios = (result * exact).sum(axis=-1) / (exact**2).sum(axis=-1)
-    mean = (x**2).mean(axis=-1)
-    with np.errstate(all="ignore"):
-        eps = float(np.median(mean / ratios**2 - mean))
-    simulated = turn(norm._replace(eps=max(eps, 0.0)).apply(x, name))
-    if (np.abs(simulated - result) <= bound).all():
-        return f"eps of the norm of {name} is {eps:.3g}, and not {norm.eps:g}"
-    return None
+    simulations = _simulate(norm, x, name, turn, result)
+    return next((fault for fault, y in simulations if (np.abs(y - result) <= bound).all()), None)
 
 
 def _simulate(
-    norm: Norm, x: Floats, name: str, turn: Callable[[Floats], Floats]
+    norm: Norm, x: Floats, name: str, turn: Callable[[Floats], Floats], result: Floats
 ) -> Iterator[tuple[str, Floats]]:
-    """Yield results of norms that are wrong, with what is wrong."""
+    """Yield results of norms that are wrong, with what is wrong; the last has the result's eps."""
     scale, plain = norm.scale(name, x.shape[-1]), divide(x, norm.eps)
     other = norm.scale("qk".replace(name, ""), x.shape[-1])
     yield f"{name} is not normalised", turn(x)
@@ -81,3 +70,11 @@ def _simulate(
     yield fault, turn(divide(centred, norm.eps) * scale)
     together = divide(x, norm.eps, (-3, -1))
     yield f"{name} is normalised over all heads together, not over each", turn(together * scale)
+    # The size of a result shows eps, whatever it is.
+    exact = turn(norm._replace(eps=0.0).apply(x, name))
+    ratios = (result * exact).sum(axis=-1) / (exact**2).sum(axis=-1)
+    mean = (x**2).mean(axis=-1)
+    with np.errstate(all="ignore"):
+        eps = float(np.median(mean / ratios**2 - mean))
+    fault = f"eps of the norm of {name} is {eps:.3g}, and not {norm.eps:g}"
+    yield fault, turn(norm._replace(eps=max(eps, 0.0)).apply(x, name))

@@ -83,7 +83,8 @@ def open_box(
     summary = f"could not call {name} with {given} of shape ({shape})"
     required = [p.name for p in parameters or () if p.default is inspect.Parameter.empty]
     unknown = ", ".join(required[len(names) + 1 :])
-    if unknown and tables is None and not more.get("slots"):
+    has_tables = tables is not None or required[len(names) :][:1] in (["cos"], ["freqs"])
+    if unknown and not has_tables and not more.get("slots"):
         summary += f", as it needs {unknown} too: bind them, as in lambda {given}, positions: "
         summary += f"{name}({given}, positions, {unknown}), or see rope_xp.testing.conventions"
     raise CallError(f"{summary}; first error: {errors[first[0]]}")

@@ -110,14 +110,14 @@ def _find_pairs(box: BlackBox, name: str, head: Floats) -> RotatedArray | None:
     for rows, columns in groups.items():
         if len(rows) != 2 or len(columns) != 2:
             raise RopeError(
-                f"function is no rotation of pairs: components {list(rows)[:6]} of {name} are made "
-                f"of components {columns[:6]}"
+                f"the function is not a rotation of pairs: components {list(rows)[:6]} of {name} "
+                f"are made of components {columns[:6]}"
             )
     pairs = np.array(sorted((*columns, *rows) for rows, columns in groups.items()))
     fault = _find_fault(head, pairs, box.eps)
     if fault is not None:
         pair = f"in a pair of {name}, such as components ({pairs[0, 0]}, {pairs[0, 1]})"
-        raise RopeError(f"function is no rotation: {pair}, {fault}")
+        raise RopeError(f"the function is not a rotation: {pair}, {fault}")
     layout, rotary_dim, indices = _find_layout(pairs, name)
     start, end = pairs[0, 0], pairs[0, 0] + rotary_dim
     if end > box.head_dim:
@@ -137,12 +137,12 @@ def _check_standing(head: Floats, lone: NDArray[np.bool_], name: str, eps: float
     if spread.max() > 4 * eps + 1e-5:
         shown = ", ".join(f"{v:.3g}" for v in values[:3, spread.argmax()])
         raise RopeError(
-            f"function is no rotation: component {columns[spread.argmax()]} of {name} is "
+            f"the function is not a rotation: component {columns[spread.argmax()]} of {name} is "
             f"multiplied by {shown} at positions 0, 1, 2, and paired with no other. Its norm is "
             "not kept; the part with sin may be missing"
         )
     if (rows != columns).all() and len(rows) == head.shape[-1]:
-        raise RopeError(f"function is no rotation: it permutes the components of {name}")
+        raise RopeError(f"the function is not a rotation: it permutes the components of {name}")
     return float(np.median(values[0]))
 
 
@@ -181,6 +181,14 @@ def _find_fault(head: Floats, pairs: Indices, eps: float) -> str | None:
     return f"the two parts turn by different angles, so the norm is not kept: {cause}"
 
 
+def list_pairs(layout: Layout, rotary_dim: int) -> Indices:
+    """Return the two components that each pair is read from, and written to, (4, pairs)."""
+    n = np.arange(2 * (rotary_dim // 2))
+    halves, neighbours = n.reshape(2, -1), n.reshape(-1, 2).T
+    read = halves if layout == "half" else neighbours
+    return np.concatenate([read, neighbours if layout == "interleaved" else halves])
+
+
 def _find_layout(pairs: Indices, name: str) -> tuple[Layout, int, Indices]:
     """Return the layout of pairs, its rotary_dim, and the index of each pair."""
     i, j, o, p = (int(n) for n in pairs[0])
@@ -191,11 +199,7 @@ def _find_layout(pairs: Indices, name: str) -> tuple[Layout, int, Indices]:
     }
     for layout in get_args(Layout):
         rotary_dim = sizes[layout]
-        n = np.arange(rotary_dim // 2)
-        neighbours, halves = (2 * n, 2 * n + 1), (n, n + rotary_dim // 2)
-        sources = halves if layout == "half" else neighbours
-        targets = neighbours if layout == "interleaved" else halves
-        matches = (pairs[:, None] == i + np.stack([*sources, *targets], axis=-1)).all(axis=-1)
+        matches = (pairs[:, None] == i + list_pairs(layout, rotary_dim).T).all(axis=-1)
         if matches.any(axis=-1).all():
             return layout, rotary_dim, matches.argmax(axis=-1)
     shown = ", ".join(f"({a}, {b})" for a, b, _, _ in pairs[:3])

@@ -35,7 +35,7 @@ def loss(*arrays):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_torch_follows_all(shape):
+def test_gradients_of_torch_equal_differences_for_all_arguments(shape):
     torch = pytest.importorskip("torch")
     leaves = [torch.from_numpy(x).requires_grad_() for x in sample(shape).values()]
     assert torch.autograd.gradcheck(apply_frequencies, leaves, check_forward_ad=True)
@@ -44,7 +44,7 @@ def test_torch_follows_all(shape):
 
 
 @pytest.mark.parametrize("order", [1, exhaustive(2)])
-def test_jax_follows_all(order):
+def test_gradients_of_jax_equal_differences_for_all_arguments(order):
     jax = pytest.importorskip("jax")
     with jax.enable_x64(True):
         arrays = [jax.numpy.asarray(x) for x in sample(SHAPES[-1]).values()]
@@ -52,7 +52,7 @@ def test_jax_follows_all(order):
         check(jax.jit(apply_frequencies), arrays, order=order)
 
 
-def test_gradients_of_float32_far_out_are_those_of_float64():
+def test_gradients_of_float32_far_out_equal_those_of_float64():
     """The derivative with respect to a frequency is a position: it has to be as exact."""
     torch = pytest.importorskip("torch")
     gradients = []
@@ -65,7 +65,7 @@ def test_gradients_of_float32_far_out_are_those_of_float64():
         torch.testing.assert_close(narrow, exact, rtol=1e-5, atol=1e-5 * exact.abs().max().item())
 
 
-def test_learned_frequencies_under_torch_compile():
+def test_gradients_under_torch_compile_equal_eager_ones():
     torch = pytest.importorskip("torch")
     gradients = []
     for function in (loss, torch.compile(loss, fullgraph=True, backend="aot_eager")):
@@ -78,7 +78,7 @@ def test_learned_frequencies_under_torch_compile():
         torch.testing.assert_close(traced, eager, rtol=1e-5, atol=1e-6 * size)
 
 
-def test_jax_jit_and_vmap():
+def test_vmapped_frequencies_under_jit_equal_plain_calls():
     jax = pytest.importorskip("jax")
     q, k, p, f = map(jax.numpy.asarray, sample_far())
 

@@ -16,16 +16,12 @@ from support.programs import printed
 @pytest.mark.parametrize(
     ("path", "every", "count"),
     [
-        *(("llvm", 541, 8), ("streaming", 433, 12), ("cuda", 61, 72)),
-        *(
-            exhaustive("llvm", 5, 864),
-            exhaustive("streaming", 11, 396),
-            exhaustive("norm", 11, 396),
-        ),
+        *(("llvm", 541, 8), ("streaming", 433, 12), ("cuda", 61, 72), exhaustive("llvm", 5, 864)),
+        *(exhaustive("streaming", 11, 396), exhaustive("norm", 11, 396)),
         *(exhaustive("cuda", 2, 2160), exhaustive("triton", 23, 188)),
     ],
 )
-def test_nothing_is_touched_beyond_an_array(path: str, every: int, count: int) -> None:
+def test_kernels_touch_nothing_beyond_an_array(path, every, count):
     if path == "cuda" and (reason := cuda_on_cpu.decline_reason()):
         pytest.skip(reason)
     for module in {"cuda": [], "triton": ["torch", "triton"]}.get(path, ["llvmlite"]):
@@ -33,11 +29,11 @@ def test_nothing_is_touched_beyond_an_array(path: str, every: int, count: int) -
             pytest.skip(f"{module} is not installed")
     if path == "triton" and version("triton").startswith("3.6."):
         pytest.skip("the interpreter of triton 3.6 fails with numpy 2.4")
-    options = ("-X", "faulthandler")
-    rotations = printed("guarded.py", path, every, options=options, TRITON_INTERPRET="1")
+    rotations = printed("guarded.py", path, every, options=FAULTS, TRITON_INTERPRET="1")
     assert rotations == f"{count}\n"
 
 
+FAULTS = ("-X", "faulthandler")
 GUARDED = {"MALLOC_PERTURB_": "165", "PYTHONMALLOC": "malloc"}
 
 
@@ -50,12 +46,11 @@ GUARDED = {"MALLOC_PERTURB_": "165", "PYTHONMALLOC": "malloc"}
         pytest.param("torch", 30_000, 2, marks=pytest.mark.fuzz),
     ],
 )
-def test_calls_on_freed_memory(library, count, seed):
+def test_cached_calls_on_reused_and_freed_memory_are_right(library, count, seed):
     for module in (library, "llvmlite"):
         if importlib.util.find_spec(module) is None:
             pytest.skip(f"{module} is not installed")
-    options = ("-X", "faulthandler")
-    output = printed("cached_calls.py", library, count, seed, options=options, **GUARDED)
+    output = printed("cached_calls.py", library, count, seed, options=FAULTS, **GUARDED)
     calls, slow, tables, _ = map(float, output.split())
     assert calls >= count
     assert slow < count / 4  # the others are cached

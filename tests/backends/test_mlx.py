@@ -13,12 +13,11 @@ ROPE = RoPE(layout="half")
 
 
 @pytest.fixture
-def q(rng: np.random.Generator) -> np.ndarray:
+def q(rng):
     return rng.standard_normal((2, 7, 3, 16)).astype(np.float32)
 
 
-def test_gradients(q: np.ndarray) -> None:
-    """The transpose of a rotation is its inverse, in the layout and for positions of any kind."""
+def test_gradients_equal_the_inverse_rotation(q):
     weights = q[::-1].copy()
     for positions in (mx.arange(7), mx.arange(7) + 0.25, None):
         turn = mx.grad(lambda x, p=positions: (ROPE.rotate(x, p) * mx.array(weights)).sum())
@@ -26,13 +25,13 @@ def test_gradients(q: np.ndarray) -> None:
         np.testing.assert_array_equal(turn(mx.array(q)), expected)
 
 
-def test_vmap_over_sequences(q: np.ndarray) -> None:
+def test_vmapped_sequences_equal_a_batch(q):
     positions = np.arange(14).reshape(2, 7)
     got = mx.vmap(ROPE.rotate)(mx.array(q), mx.array(positions))
     np.testing.assert_array_equal(got, truth(ROPE.rotate, q, positions))
 
 
-def test_angles_of_a_compiled_model(q: np.ndarray) -> None:
+def test_angles_within_a_compiled_model_equal_plain_calls(q):
     @mx.compile
     def model(x: mx.array, positions: mx.array) -> mx.array:
         angles = ROPE.at(positions, like=x)
@@ -47,7 +46,7 @@ def test_angles_of_a_compiled_model(q: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
-def test_its_own_rotation_is_the_same_nearby(q: np.ndarray, layout: str) -> None:
+def test_the_rotation_of_mlx_itself_is_the_same_near_0(q, layout):
     """``mx.fast.rope`` takes (batch, heads, tokens, head_dim), and an offset for positions."""
     x = mx.array(q.swapaxes(1, 2).copy())
     theirs = mx.fast.rope(x, 16, traditional=layout == "interleaved", base=1e4, scale=1.0, offset=5)
@@ -55,7 +54,7 @@ def test_its_own_rotation_is_the_same_nearby(q: np.ndarray, layout: str) -> None
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
 
 
-def test_errors_name_the_cure(q: np.ndarray) -> None:
+def test_out_and_mixed_libraries_are_refused(q):
     x = mx.array(q)
     with pytest.raises(TypeError, match="mlx arrays are values"):
         ROPE.rotate(x, out=x)

@@ -62,28 +62,24 @@ def evaluate(model, feeds):
 
 @pytest.mark.parametrize("num_heads", [None, HEADS], ids=["4-D", "3-D"])
 @pytest.mark.parametrize("name", ROPES)
-def test_operator(name, num_heads):
+def test_the_operator_rotates_as_the_rope(name, num_heads):
     rope, x, p = ROPES[name], sample(), positions()
-    model = ours.model(rope, D, MOST, num_heads=num_heads)
-    expected = rope.rotate(x, p)
-    feeds = {"x": pack(x, num_heads), "position_ids": p}
-    (exact,) = evaluate(model, feeds)
-    np.testing.assert_array_equal(unpack(exact, num_heads), expected)
-    (fused,) = session(model).run(None, feeds)  # whose kernel may fuse multiply-add
-    r = rope.rotary_dim or D
-    fused = unpack(fused, num_heads)
+    model, expected = ours.model(rope, D, MOST, num_heads=num_heads), rope.rotate(x, p)
+    feeds, r = {"x": pack(x, num_heads), "position_ids": p}, rope.rotary_dim or D
+    np.testing.assert_array_equal(unpack(evaluate(model, feeds)[0], num_heads), expected)
+    # The kernel of onnxruntime may fuse multiply-add.
+    fused = unpack(session(model).run(None, feeds)[0], num_heads)
     assert ulps(fused[..., :r], expected[..., :r], x[..., :r], rope.layout) <= FUSED
     np.testing.assert_array_equal(fused[..., r:], x[..., r:])
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_16_bits_are_rounded_once(dtype):
+def test_the_operator_rounds_16_bits_once(dtype):
     pytest.importorskip("ml_dtypes")
     x, p = sample(dtype), positions()
     model = ours.model(RoPE(), D, MOST, dtype=dtype)
     feeds, expected = {"x": pack(x), "position_ids": p}, RoPE().rotate(x, p)
-    (exact,) = evaluate(model, feeds)
-    np.testing.assert_array_equal(unpack(exact), expected)
+    np.testing.assert_array_equal(unpack(evaluate(model, feeds)[0]), expected)
     if dtype == "bfloat16":  # whose arrays onnxruntime does not take
         return
     # A fused multiply-add moves a float32 by 2e-7; where that is a tie, float16 goes the other way.
@@ -93,8 +89,7 @@ def test_16_bits_are_rounded_once(dtype):
     assert (fused == expected).mean() > 0.99
 
 
-def test_two_ropes_in_one_graph():
-    """q and k of one layer, whose tables must not be mixed up."""
+def test_two_ropes_in_one_graph_keep_their_tables_apart():
     helper, ropes = onnx.helper, {"q": RoPE(), "k": RoPE(base=500.0, layout="half")}
     nodes, tables = [], []
     for name, rope in ropes.items():
@@ -132,32 +127,28 @@ def test_two_ropes_in_one_graph():
         ("half", {}, TypeError, "rope must be a rope_xp.RoPE"),
     ],
 )
-def test_refused(rope, options, error, message):
+def test_ropes_and_sizes_that_the_operator_lacks_are_refused(rope, options, error, message):
     with pytest.raises(error, match=message):
         ours.model(rope, **({"head_dim": D, "max_positions": 64} | options))
     with pytest.raises(RopeError, match="two names"):
         ours.nodes(RoPE(), D, 64, inputs="xp")
 
 
-def test_examples():
+def test_examples_of_the_module_are_right():
     results = doctest.testmod(ours)
     assert results.attempted > 5
     assert results.failed == 0
 
 
+EXPORTED = [RoPE(), RoPE(layout="half", scaling=YaRN(4.0, 1024))]
+EXPORTED += [RoPE(layout="interleaved_to_half", rotary_dim=8, rotary_offset=4)]
+
+
 @pytest.mark.covering
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("has_positions", [True, False], ids=["positions", "counted"])
-@pytest.mark.parametrize(
-    "rope",
-    [
-        RoPE(),
-        RoPE(layout="half", scaling=YaRN(4.0, 1024)),
-        RoPE(layout="interleaved_to_half", rotary_dim=8, rotary_offset=4),
-    ],
-    ids=["interleaved", "half", "trailing"],
-)
-def test_torch_export(rope, has_positions, dtype):
+@pytest.mark.parametrize("rope", EXPORTED, ids=lambda rope: rope.layout)
+def test_exported_calls_have_the_bits_of_torch(rope, has_positions, dtype):
     torch = pytest.importorskip("torch")
     pytest.importorskip("onnxscript")
 

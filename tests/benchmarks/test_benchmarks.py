@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from support.exhaustive import covering
 
-from asv_benchmarks import contenders, rival_calls
-from rope_xp._bench import clock, inputs, targets
+from asv_benchmarks.shared import contenders, rival_calls
+from rope_xp._bench import clock, inputs
 
 discovery = pytest.importorskip("asv_runner.discovery", reason="it finds benchmarks")
 
@@ -19,7 +19,7 @@ BENCHMARKS = list(discovery.disc_benchmarks(str(ROOT / "asv_benchmarks")))
 
 @pytest.fixture
 def few_tokens(monkeypatch):
-    from asv_benchmarks import common
+    from asv_benchmarks.shared import common
 
     small = {"QUICK": True, "TOKENS": 16, "REPEAT": 1, "LOOPS": (1, 1)}
     for name, value in small.items():
@@ -39,7 +39,7 @@ def combinations():
         on_cpu = {i: values for i, values in cases.items() if not on_gpu(*values)}
         covered = covering([dict(enumerate(values)) for values in on_cpu.values()])
         chosen = {index for n, index in enumerate(on_cpu) if n in covered}
-        slow = ("TorchCompile", "InGraph", "Graphs", "diffusion")
+        slow = ("TorchCompile", "InGraph", "Graphs", "diffusion", "Engine")
         is_slow = any(word in benchmark.name for word in slow)
         for i, values in cases.items():
             is_first = i == next(iter(on_cpu), None)
@@ -50,7 +50,7 @@ def combinations():
 
 
 @pytest.mark.parametrize(("benchmark", "index"), list(combinations()))
-def test_runs(few_tokens, benchmark, index, capsys):
+def test_benchmark_runs(few_tokens, benchmark, index, capsys):
     if benchmark._params:
         benchmark.set_param_idx(index)
     if benchmark.do_setup():
@@ -61,50 +61,46 @@ def test_runs(few_tokens, benchmark, index, capsys):
         assert math.isfinite(benchmark.do_run())  # a difference of two times may be below 0
 
 
+COMPILED = ("compile", "engine")
 RIVALS = [
-    ("numpy:cpu", "onnxruntime", "float32"),
-    *(
-        pytest.param(
-            *(target, rival, dtype),
-            # Code is generated for it, which takes seconds.
-            marks=on_gpu(target) or [pytest.mark.exhaustive] * (rival == "torch_compile"),
-        )
-        for target, rival, dtype in itertools.product(
-            targets.NAMES, rival_calls.RIVALS, inputs.DTYPES
-        )
-        if rival == "usual" or (target.startswith("torch") and rival != "onnxruntime")
-    ),
+    pytest.param(
+        *(target, rival, dtype, layout),
+        # They are compiled, which takes seconds.
+        marks=on_gpu(target) or [pytest.mark.exhaustive] * any(name in rival for name in COMPILED),
+    )
+    for rival, contender in rival_calls.RIVALS.items()
+    for target, dtype, layout in itertools.product(
+        contender.targets, inputs.DTYPES, contender.layouts
+    )
 ]
 
 
-@pytest.mark.parametrize(("target", "rival", "dtype"), RIVALS)
-def test_rivals_rotate_alike(target, rival, dtype):
+@pytest.mark.parametrize(("target", "rival", "dtype", "layout"), RIVALS)
+def test_rival_rotates_as_rope_xp(target, rival, dtype, layout):
     tokens = 40
-    layout = rival_calls.LAYOUTS.get(rival, "half")
     try:
         device, ours, theirs = contenders.pair(target, layout, dtype, "new", rival, tokens)
-    except inputs.Absent as reason:
+    except inputs.CannotMeasure as reason:
         pytest.skip(str(reason))
     # Float32 angles below 40 are off by 4e-6, components of q are below 5; bfloat16 has 8 bits,
     # and those that rotate in it round three times.
     bound = 3e-5 if dtype == "float32" else 3 * 2**-8 * 5
+    fetch = device.fetch if rival != "mlx" else lambda x: np.asarray(x.tolist())
     for mine, other in zip(ours(), theirs(), strict=True):
-        a, b = (device.fetch(x).astype(np.float64) for x in (mine, other))
-        if b.shape != a.shape:
-            b = b.transpose(0, 2, 1, 3)
+        a, b = device.fetch(mine).astype(np.float64), fetch(other).astype(np.float64)
         np.testing.assert_allclose(a, b, rtol=0, atol=bound)
 
 
-def test_what_is_absent_says_so():
-    with pytest.raises(inputs.Absent, match="abacus:cpu: not known to this version"):
+def test_absent_contender_says_so():
+    with pytest.raises(inputs.CannotMeasure, match="abacus:cpu: not known to this version"):
         inputs.case("abacus:cpu", 1)
-    with pytest.raises(inputs.Absent, match="jax:cpu cannot do 'out' or 'copy'"):
+    with pytest.raises(inputs.CannotMeasure, match="jax:cpu cannot do 'out' or 'copy'"):
         contenders.pair("jax:cpu", "half", "float32", "out", "copy", 1)
 
 
-def test_tables_of_the_pages(few_tokens, monkeypatch):
+def test_tables_of_pages_print_spreads_and_dashes(few_tokens, monkeypatch):
     """What is larger is faster, in each of them, and every cell is a spread or a dash."""
-    from asv_benchmarks import cliffs, rivals_table, table
+    from asv_benchmarks.report import cliffs, rivals_table, table
 
     monkeypatch.setattr(clock, "turns_of_seconds", lambda *_: [[1.0, 2.0, 2.0], [3.0, 4.0, 10.0]])
     assert cliffs._cell("numpy:cpu", cliffs.ONE, cliffs.ONE, 4.0) == "**3.00 [2.00, 5.00]**"

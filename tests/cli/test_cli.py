@@ -6,11 +6,12 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from support import oracles, programs
+from support.inspected import LLAMA
 
 import rope_xp
 from rope_xp import __main__ as cli
@@ -22,7 +23,7 @@ from rope_xp._dispatch.find import Library
 FEW = ["demo", "--tokens", "8", "--repeat", "1"]
 
 
-def test_info(capsys) -> None:
+def test_info_as_json_lists_libraries_and_paths(capsys):
     assert cli.main(["info", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert {library.name for library in find.libraries} <= set(report["libraries"])
@@ -38,7 +39,7 @@ def test_info(capsys) -> None:
     }
 
 
-def test_info_names_a_path_that_does_not_exist(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_info_names_a_forced_path_that_does_not_exist(monkeypatch, capsys):
     monkeypatch.setenv("ROPE_XP_PATH", "warp")
     assert cli.main(["info"]) == 0
     printed = capsys.readouterr().out
@@ -46,27 +47,26 @@ def test_info_names_a_path_that_does_not_exist(monkeypatch: pytest.MonkeyPatch, 
     assert re.search(rf"^rope_xp: +{re.escape(rope_xp.__version__)}$", printed, re.MULTILINE)
 
 
-def test_demo_on_every_library(capsys) -> None:
+def test_demo_runs_on_every_library_within_the_bound(capsys):
     assert cli.main(["demo", "--tokens", "600", "--repeat", "1", "--json"]) == 0
     outcome = json.loads(capsys.readouterr().out)
     assert outcome["problems"] == []
     ran = {row["target"] for row in outcome["rows"]}
     absent = {skipped["target"] for skipped in outcome["skipped"]}
-    assert all(name in ran or {name, name.partition(":")[0]} & absent for name in targets.NAMES)
+    assert all(name in ran or {name, name.partition(":")[0]} & absent for name in targets.ALL_NAMES)
     for row in outcome["rows"]:
         assert 0 < row["max_error"] <= row["error_bound"]
         # At a million the usual formula is wrong in the second digit.
         assert (row["usual_max_error"] > 0.05) == (row["start"] == 1_000_000)
 
 
-def test_demo_in_words(capsys) -> None:
-    """First error and time beside the usual formula, last what is not installed."""
+def test_demo_prints_errors_and_times_first_and_what_is_missing_last(capsys):
     demo._print_rows(8, [demo.DemoRow("numpy:cpu", 1_000_000, "", 1, 3.3, 7e-7, 0.21, 1e-6, 0)])
-    expected = "numpy:cpu: error 7e-7, usual 2e-1: 300,000 times as exact; 3.30 times as fast"
+    expected = "numpy:cpu: error 7e-7, usual 2e-1: 300,000 times smaller; 3.30 times as fast"
     assert capsys.readouterr().out.splitlines()[1] == expected
     assert cli.main(FEW) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert re.match(r"numpy:cpu: error \de-\d, usual \de-1: \d00,000 times as exact", lines[1])
+    assert re.match(r"numpy:cpu: error \de-\d, usual \de-1: \d00,000 times smaller", lines[1])
     (header,) = (i for i, line in enumerate(lines) if line.startswith("target "))
     assert re.search(r"from position +error +usual error +ms +x usual", lines[header])
     assert re.match(r"numpy:cpu  (llvm|chunked) ", lines[header + 2])
@@ -75,34 +75,34 @@ def test_demo_in_words(capsys) -> None:
     assert max(map(len, lines)) <= 80
 
 
-def test_demo_fails_where_numbers_are_wrong(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    right = demo.apply
+def shift(*arguments, **options):
+    return tuple(y + np.float32(1e-4) for y in rope_xp.apply(*arguments, **options))
 
-    def wrong(q, k, positions, **options):
-        return tuple(y + np.float32(1e-4) for y in right(q, k, positions, **options))
 
-    monkeypatch.setattr(demo, "apply", wrong)
+@pytest.mark.parametrize(
+    ("name", "stand_in", "problem"),
+    [
+        ("apply", shift, "from position 0: error 1.0e-04 exceeds"),
+        (
+            "measure_target",
+            Mock(side_effect=RuntimeError("out of memory")),
+            "from position 0 did not run: out of memory",
+        ),
+    ],
+)
+def test_demo_fails_where_numbers_are_wrong_or_a_library_breaks(
+    name, stand_in, problem, monkeypatch, capsys
+):
+    monkeypatch.setattr(demo, name, stand_in)
     assert cli.main([*FEW, "--backend", "numpy"]) == 1
-    assert "PROBLEM: numpy:cpu from position 0: error 1.0e-04 exceeds" in capsys.readouterr().out
+    assert f"PROBLEM: numpy:cpu {problem}" in capsys.readouterr().out
 
 
-def test_demo_fails_where_a_library_breaks(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    def raise_error(*_):
-        raise RuntimeError("out of memory")
-
-    monkeypatch.setattr(demo, "measure_target", raise_error)
-    assert cli.main([*FEW, "--backend", "numpy"]) == 1
-    problem = "PROBLEM: numpy:cpu from position 0 did not run: out of memory"
-    assert problem in capsys.readouterr().out
-
-
-def test_demo_fails_where_a_named_library_is_missing(
-    monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
+def test_demo_fails_where_a_named_library_is_missing(monkeypatch, capsys):
     row = Library("no_such_library", (("A", find.libraries[0].load),), "torch", ())
     monkeypatch.setattr(find, "libraries", (find.libraries[0], row))
-    monkeypatch.setattr(targets, "NAMES", ("numpy:cpu", "no_such_library:cpu"))
-    reason = "not installed (pip install 'rope-xp[torch]')"
+    monkeypatch.setattr(targets, "ALL_NAMES", ("numpy:cpu", "no_such_library:cpu"))
+    reason = "not installed (pip install torch)"
     assert cli.main(FEW) == 0
     assert capsys.readouterr().out.splitlines()[-1] == f"no_such_library: {reason}"
     assert cli.main([*FEW, "--backend", "no_such_library"]) == 1
@@ -112,14 +112,14 @@ def test_demo_fails_where_a_named_library_is_missing(
 
 
 @pytest.mark.parametrize("arguments", [[], ["dance"], ["demo", "--tokens", "0"]])
-def test_usage(arguments: list[str], capsys) -> None:
+def test_command_that_is_no_command_prints_the_usage(arguments, capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main(arguments)
     assert stop.value.code == 2
     assert "usage: python -m rope_xp" in capsys.readouterr().err
 
 
-def test_the_yardstick_agrees_with_the_other_oracle() -> None:
+def test_exact_rotation_of_benchmarks_is_that_of_the_oracle():
     x = np.random.default_rng(0).standard_normal((1, 9, 2, 16))
     frequencies = rope_xp.RoPE().frequencies(16)
     for layout in ("interleaved", "half", "interleaved_to_half"):
@@ -129,8 +129,8 @@ def test_the_yardstick_agrees_with_the_other_oracle() -> None:
         np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-13)
 
 
-def test_problems_are_found() -> None:
-    def row(target: str, max_error: float, ulp: float) -> demo.DemoRow:
+def test_demo_finds_nan_and_libraries_that_differ():
+    def row(target, max_error, ulp):
         return demo.DemoRow(target, 0, "portable", 1.0, 1.0, max_error, 0.0, 1e-6, ulp)
 
     rows = [row("numpy:cpu", float("nan"), 0.0), row("torch:cpu", 0.0, 1.0)]
@@ -139,10 +139,10 @@ def test_problems_are_found() -> None:
     assert demo.summarize_agreement(rows).startswith("THE LIBRARIES DIFFER")
 
 
-def test_python_m_runs_no_file_of_the_current_folder(tmp_path: Path) -> None:
+def test_python_m_in_a_folder_runs_no_file_of_it(tmp_path):
     for name in ("numpy", "argparse", "llvmlite"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('it ran')\n")
-    (tmp_path / "config.json").write_text('{"model_type": "llama", "head_dim": 64}')
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     command = [sys.executable, "-m", "rope_xp", "inspect", "."]
     paths = os.pathsep.join((str(programs.ROOT), str(programs.ROOT / "backends")))
     environment = programs.environment(PYTHONPATH=paths)

@@ -3,8 +3,6 @@
 import json
 import math
 import sys
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,18 +16,11 @@ from rope_xp._cli import plots
 report = pytest.fixture(inspected.build_reporter)
 
 
-def waves(base: float, r: int) -> np.ndarray:
+def waves(base, r):
     return 2 * np.pi * base ** (2 * np.arange(r // 2) / r)
 
 
-def llama3_waves() -> np.ndarray:
-    plain = waves(5e5, 128)
-    smooth = (8192 / plain - 1) / 3
-    blended = 1 / ((1 - smooth) / (8 * plain) + smooth / plain)
-    return np.where(plain > 8192, 8 * plain, np.where(plain < 8192 / 4, plain, blended))
-
-
-def yarn_waves() -> np.ndarray:
+def yarn_waves():
     plain = waves(1e4, 64)
     low, high = (
         rounded(32 * math.log(4096 / (2 * math.pi * turns)) / math.log(1e4))
@@ -41,13 +32,14 @@ def yarn_waves() -> np.ndarray:
 
 PHI3 = CONFIGS["phi_3_mini_128k"]["rope_scaling"]
 SHORT, LONG = (waves(1e4, 96) * PHI3[key] for key in ("short_factor", "long_factor"))
-NUMBERS: dict[str, list[dict[int | None, np.ndarray]]] = {
-    "llama_3_1_8b": [{None: llama3_waves()}],
+STANDING = np.where(np.arange(256) < 64, waves(1e6, 512), np.inf)
+NUMBERS = {
     "phi_3_mini_128k": [{4096: SHORT, 131072: LONG}],
     "phi_3_mini_128k at 4097": [{4097: LONG}],
     # At its trained length and beyond.
     "dynamic": [{2048: waves(1e4, 64), 4096: waves(1e4 * 5 ** (64 / 62), 64)}],
     "gemma_3_4b": [{None: 8 * waves(1e6, 256)}, {None: waves(1e4, 256)}],
+    "gemma4": [{None: STANDING}, {None: waves(1e4, 256)}],
     "deepseek_v3": [{None: yarn_waves()}],
     "qwen2_vl_7b": [{None: waves(1e6, 128)}],
     "neox": [{None: waves(1e4, 24)}],
@@ -56,7 +48,7 @@ NUMBERS: dict[str, list[dict[int | None, np.ndarray]]] = {
 """Tokens of a turn for each type of layer, and for each length at which they are shown."""
 
 
-def assert_wavelengths(one: dict[str, Any], expected: np.ndarray, layers: dict[str, Any]) -> None:
+def assert_wavelengths(one, expected, layers):
     # float64 powers and quotients in another order: a few roundings.
     slowest = expected.max() if np.isfinite(expected).all() else None
     assert one["fastest"] == pytest.approx(expected.min(), rel=1e-13)
@@ -69,11 +61,11 @@ def assert_wavelengths(one: dict[str, Any], expected: np.ndarray, layers: dict[s
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_numbers(report, name: str) -> None:
+def test_reported_wavelengths_are_those_of_the_formula(report, name):
     """Those that the reports of real models do not show to the last digit."""
+    expected = NUMBERS[name]
     name, _, length = name.partition(" at ")
     result = report(CONFIGS[name], *(["--length", length] if length else []))
-    expected = NUMBERS[f"{name} at {length}" if length else name]
     for layers, series in zip(result["layers"], expected, strict=True):
         assert layers["rotated"] == bool(series)
         assert [one["length"] for one in layers["wavelengths"]] == list(series)
@@ -86,23 +78,12 @@ def test_numbers(report, name: str) -> None:
     assert shown == [f"{text} tokens" for text in lengths]
 
 
-def test_factors(report) -> None:
+def test_reported_factors_are_those_of_the_formula(report):
     (phi3,), (deepseek,) = (
         report(CONFIGS[name])["layers"] for name in ("phi_3_mini_128k", "deepseek_v3")
     )
     assert phi3["attention_factor"] == pytest.approx(math.sqrt(1 + math.log(32, 4096)))
     assert deepseek["softmax_scale"] == pytest.approx((0.1 * math.log(40) + 1) ** 2)
-
-
-@pytest.mark.parametrize("key", ["global_head_dim", "per_layer_config"])
-def test_pairs_that_stand_still(report, key: str) -> None:
-    config = {k: v for k, v in CONFIGS["gemma4"].items() if k != "global_head_dim"}
-    values = {"global_head_dim": 512, "per_layer_config": {"5": {"head_dim": 512}}}
-    full, sliding = report({**config, key: values[key]})["layers"]
-    assert (full["head_dim"], sliding["head_dim"]) == (512, 256)
-    expected = waves(1e6, 512)
-    expected[64:] = np.inf
-    assert_wavelengths(full["wavelengths"][0], expected, full)
 
 
 @pytest.mark.parametrize(
@@ -116,12 +97,12 @@ def test_pairs_that_stand_still(report, key: str) -> None:
         ({"model_type": "llama4_text"}, list(range(3, 48, 4))),
     ],
 )
-def test_layers_exempt_from_rotation(report, keys: dict[str, Any], expected: list[int]) -> None:
+def test_layers_exempt_from_rotation_are_reported(report, keys, expected):
     config = {"model_type": "smollm3", "head_dim": 64, "rope_theta": 5e6, **keys}
     assert report(config)["layers_without_rotation"] == expected
 
 
-def test_sizes_that_are_not_there(report) -> None:
+def test_sizes_that_a_configuration_lacks_are_reported_as_missing(report):
     result = report(UNCLEAR)
     (layers,) = result["layers"]
     assert (layers["head_dim"], layers["pairs"], layers["extended_context"]) == (None, None, None)
@@ -129,9 +110,12 @@ def test_sizes_that_are_not_there(report) -> None:
     head, context = result["suspicious"]
     assert head.startswith("head_dim and hidden_size or num_attention_heads are missing")
     assert context.startswith("max_position_embeddings is missing")
+    config = {k: v for k, v in CONFIGS["gemma4"].items() if k != "global_head_dim"}
+    full, sliding = report({**config, "per_layer_config": {"5": {"head_dim": 512}}})["layers"]
+    assert (full["head_dim"], sliding["head_dim"]) == (512, 256)
 
 
-def test_keys_do_not_depend_on_the_model(report) -> None:
+def test_keys_of_a_report_do_not_depend_on_the_model(report):
     results = [report(config) for config in CONFIGS.values()]
     layers = [one for result in results for one in result["layers"]]
     for dicts in (results, layers, [wave for one in layers for wave in one["wavelengths"]]):
@@ -141,22 +125,21 @@ def test_keys_do_not_depend_on_the_model(report) -> None:
 # --- drawings ------------------------------------------------------------------------------------
 
 
-def draw(tmp_path: Path, config: dict[str, Any], name: str = "picture.png") -> tuple[int, Path]:
+def draw(tmp_path, config, name):
     (tmp_path / "config.json").write_text(json.dumps(config))
     picture = tmp_path / name
     return cli.main(["inspect", str(tmp_path), "--plot", str(picture)]), picture
 
 
-@pytest.mark.parametrize("name", ["phi_3_mini_128k", "gemma4"])
-def test_plot(tmp_path: Path, capsys, name: str) -> None:
+def test_inspect_plot_writes_a_picture(tmp_path, capsys):
     pytest.importorskip("matplotlib")
-    status, picture = draw(tmp_path, CONFIGS[name], "picture.svg")
+    status, picture = draw(tmp_path, CONFIGS["phi_3_mini_128k"], "picture.svg")
     assert status == 0
     assert "tokens of a full turn" in picture.read_text("utf-8")
     assert "suspicious" in capsys.readouterr().out
 
 
-def test_what_is_drawn() -> None:
+def test_drawn_wavelengths_are_those_of_the_ropes():
     axes = pytest.importorskip("matplotlib.figure").Figure().subplots()
     ropes = {"plain": RoPE(), "rule": RoPE(scaling=scaling.Proportional(0.5))}
     plots.draw_wavelengths(axes, ropes, 16, {"extended": 4000, "original": 100})
@@ -175,22 +158,20 @@ def test_what_is_drawn() -> None:
 @pytest.mark.parametrize(
     ("config", "name", "message"),
     [
-        (LLAMA, "", "need matplotlib (pip install 'rope-xp[plot]')"),
+        (LLAMA, "", "need matplotlib (pip install matplotlib)"),
         (UNCLEAR, "picture.png", "does not state head_dim"),
         (LLAMA, "picture.tune", "Format 'tune' is not supported"),
         (LLAMA, "nowhere/picture.png", "No such file or directory"),
     ],
 )
-def test_what_cannot_be_drawn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, config: Any, name: str, message: str
-) -> None:
+def test_picture_that_cannot_be_drawn_is_an_error(
+    tmp_path, monkeypatch, capsys, config, name, message
+):
     if name:
         pytest.importorskip("matplotlib")
     else:
         monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     status, picture = draw(tmp_path, config, name or "picture.png")
-    assert status == 1
-    assert not picture.exists()
     printed = capsys.readouterr()
-    assert printed.out == ""
+    assert (status, picture.exists(), printed.out) == (1, False, "")
     assert message in printed.err

@@ -1,15 +1,12 @@
 """python -m rope_xp inspect of real models: whole reports, and RoPEs to paste."""
 
 import contextlib
-import importlib
 import io
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 from support import inspected
-from support.exhaustive import exhaustive
 from support.inspected import CONFIGS, GOLDEN, LLAMA, REAL, paste
 
 import rope_xp
@@ -21,7 +18,7 @@ report = pytest.fixture(inspected.build_reporter)
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_a_report_is_as_it_was_read(name: str) -> None:
+def test_report_of_a_real_model_is_as_it_was_read(name):
     """If it changes by intent, ``python tests/support/golden/make_reports.py``; then read it."""
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         assert cli.main(["inspect", str(GOLDEN / "configs" / f"{name}.json")]) == 0
@@ -33,7 +30,7 @@ def test_a_report_is_as_it_was_read(name: str) -> None:
         assert f"```text\n{expected}```\n" in page.read_text("utf-8")
 
 
-def test_a_base_that_a_sparse_file_omits(report) -> None:
+def test_base_that_a_sparse_file_omits_is_said_to_be_a_default(report):
     """gemma-3-4b-it has a text_config of six keys."""
     with_base = {**REAL["gemma_3_4b"]["text_config"], "rope_theta": 1e6}
     full, sliding = report(with_base)["layers"]
@@ -42,7 +39,7 @@ def test_a_base_that_a_sparse_file_omits(report) -> None:
 
 
 @pytest.mark.parametrize("model_type", ["gemma3_text", "modernbert"])
-def test_layers_of_each_type_are_counted_as_transformers_does(model_type: str) -> None:
+def test_counts_of_layers_of_each_type_are_those_of_transformers(model_type):
     mapping = pytest.importorskip("transformers.models.auto.configuration_auto").CONFIG_MAPPING
     key, _, _ = reading.PERIODS[model_type.removesuffix("_text")]
     for sizes in ({}, {"num_hidden_layers": 7}, {"num_hidden_layers": 9, key: 4}):
@@ -57,13 +54,13 @@ def test_layers_of_each_type_are_counted_as_transformers_does(model_type: str) -
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_pasted_rope_is_that_of_the_configuration(report, name: str) -> None:
+def test_pasted_rope_is_that_of_the_configuration(report, name):
     expected = from_hf_config(CONFIGS[name])
     ropes = expected if isinstance(expected, dict) else {"rope": expected}
     assert paste(report(CONFIGS[name])) == ropes
 
 
-def test_the_scaling_of_another_package_is_not_pasted() -> None:
+def test_scaling_of_another_package_is_not_pasted():
     class Mine(rope_xp.scaling.Linear):
         pass
 
@@ -71,7 +68,7 @@ def test_the_scaling_of_another_package_is_not_pasted() -> None:
 
 
 @pytest.mark.parametrize("command", ["inspect", "check"])
-def test_the_name_of_a_model_on_the_hub(command: str, capsys) -> None:
+def test_name_of_a_model_on_the_hub_is_an_error_that_says_how_to_download(command, capsys):
     assert cli.main([command, "meta-llama/Llama-3.1-8B"]) == 1
     error = capsys.readouterr().err
     assert "rope_xp downloads nothing" in error
@@ -79,43 +76,6 @@ def test_the_name_of_a_model_on_the_hub(command: str, capsys) -> None:
 
 
 # --- transformers --------------------------------------------------------------------------------
-
-SHORT = ("gemma_3_4b", "llama_3_1_8b", "phi_3_mini_128k")
-
-
-@pytest.mark.parametrize("name", [n if n in SHORT else exhaustive(n) for n in REAL])
-def test_pasted_frequencies_are_those_of_transformers(report, name: str) -> None:
-    """The rotary module that the model's own code makes of the same file."""
-    auto = pytest.importorskip("transformers.models.auto.configuration_auto")
-    config = REAL[name]
-    theirs = auto.CONFIG_MAPPING[config["model_type"]].from_dict(config).get_text_config()
-    directory = theirs.model_type.removesuffix("_text")
-    module = importlib.import_module(f"transformers.models.{directory}.modeling_{directory}")
-    (rotary_class,) = (
-        getattr(module, attribute)
-        for attribute in vars(module)
-        if attribute.endswith("RotaryEmbedding") and "Vision" not in attribute
-    )
-    rotary = rotary_class(theirs)
-    buffers = dict(rotary.named_buffers())
-    result = report(config)
-    ropes = paste(result)
-    for layers in result["layers"]:
-        label = layers["layer_type"]
-        rope = ropes[label or "rope"].for_length(1)
-        expected = buffers[f"{label}_inv_freq" if label else "inv_freq"].double().numpy()
-        ours = rope_xp.RoPE(base=rope.base, scaling=rope.scaling).frequencies(2 * len(expected))
-        # float32 powers and quotients: a few units of 6e-8.
-        np.testing.assert_allclose(ours, expected, rtol=1e-6)
-        assert layers["rotary_dim"] == 2 * len(expected)
-        scale = getattr(rotary, f"{label}_attention_scaling" if label else "attention_scaling")
-        assert layers["attention_factor"] == pytest.approx(scale, rel=1e-12)
-        by_width = theirs.hidden_size // theirs.num_attention_heads
-        rest = getattr(theirs, "qk_nope_head_dim", 0)  # which their head_dim leaves out
-        assert layers["head_dim"] == rest + getattr(theirs, "head_dim", by_width)
-    names = [key for key in buffers if key.endswith("inv_freq") and "original" not in key]
-    assert len(result["layers"]) == len(names)
-
 
 UNREAD = {
     "granite_swa": "layer_rope_theta",  # a base for each layer, and not for each type
@@ -133,7 +93,7 @@ OF_PARTS = ("gemma4_assistant", "nougat")
 
 
 @pytest.mark.exhaustive
-def test_every_model_type_is_reported_and_pasted(capsys) -> None:
+def test_every_model_type_of_transformers_is_reported_and_pasted(capsys):
     """As its class is by default, and with its sizes left out."""
     mapping = pytest.importorskip("transformers.models.auto.configuration_auto").CONFIG_MAPPING
     wholes = [mapping[name]().to_dict() for name in mapping if name not in OF_PARTS]

@@ -1,8 +1,6 @@
 """python -m rope_xp inspect: suspicions, words and errors."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 from support import inspected
@@ -21,7 +19,7 @@ PLAIN = {"model_type": "qwen2", "head_dim": 64, EXTENDED: 32768}
 ODD = {**PLAIN, "head_dim": 25, "partial_rotary_factor": 0.3, "rope_theta": 1e4}
 
 
-def with_parameters(config: dict[str, Any], **parameters: Any) -> dict[str, Any]:
+def with_parameters(config, **parameters):
     return {**config, "rope_parameters": {**config.get("rope_parameters", {}), **parameters}}
 
 
@@ -29,57 +27,34 @@ SUSPICIOUS = [
     (with_rule(LLAMA, finetuned=True), "nothing reads rope_scaling.finetuned = True"),
     ({**LLAMA, "rope_embedding_base": 1e6}, "nothing reads rope_embedding_base = 1000000.0"),
     ({**LLAMA, "use_dynamic_ntk": True}, "nothing reads use_dynamic_ntk = True"),
-    (
-        with_parameters(PLAIN, rope_theta=1e4, factor=8.0),
-        "nothing reads rope_parameters.factor = 8.0",
-    ),
+    (with_parameters(PLAIN, rope_theta=1e4, factor=8.0),
+     "nothing reads rope_parameters.factor = 8.0"),
     (with_parameters(GEMMA4, factor=2.0), "nothing reads rope_parameters.factor = 2.0"),
-    (
-        with_parameters(GEMMA4, sliding_attention={"rope_theta": 1e4, "alpha": 1}),
-        "nothing reads rope_parameters.sliding_attention.alpha = 1",
-    ),
-    (
-        with_parameters({**PLAIN, "rope_scaling": YARN}, rope_type="default"),
-        "rope_scaling and rope_parameters are both set; only rope_scaling is read",
-    ),
-    (
-        {**PLAIN, "rope_scaling": {**YARN, "factor": 2.0}},
-        f"factor = 2.0, but {EXTENDED} / {TRAINED} = 32768 / 8192 = 4",
-    ),
-    (
-        {**PLAIN, TRAINED: 16384, "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
-        f"factor = 4.0, but {EXTENDED} / {TRAINED} = 32768 / 16384 = 2",
-    ),
-    (
-        {**PLAIN, "rope_scaling": {"rope_type": "linear", "factor": 0.5}},
-        "factor = 0.5 is below 1, but scaling is meant to extend the context",
-    ),
-    (
-        with_rule(LLAMA, original_max_position_embeddings=131072),
-        f"{TRAINED} = 131072 is not below {EXTENDED} = 131072: nothing is extended",
-    ),
-    (
-        with_rule(LLAMA, original_max_position_embeddings=None),
-        f"{TRAINED} is missing; {EXTENDED} = 131072 is used instead",
-    ),
-    (
-        with_parameters({**PLAIN, "rope_theta": 1e4}, rope_theta=1e6),
-        "rope_parameters.rope_theta = 1000000.0 is read and not rope_theta = 10000.0",
-    ),
-    (
-        {**PLAIN, "rope_scaling": {**YARN, "type": "linear"}},
-        "rope_type = 'yarn' is read and not type = 'linear'",
-    ),
+    (with_parameters(GEMMA4, sliding_attention={"rope_theta": 1e4, "alpha": 1}),
+     "nothing reads rope_parameters.sliding_attention.alpha = 1"),
+    (with_parameters({**PLAIN, "rope_scaling": YARN}, rope_type="default"),
+     "rope_scaling and rope_parameters are both set; only rope_scaling is read"),
+    ({**PLAIN, "rope_scaling": {**YARN, "factor": 2.0}},
+     f"factor = 2.0, but {EXTENDED} / {TRAINED} = 32768 / 8192 = 4"),
+    ({**PLAIN, TRAINED: 16384, "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+     f"factor = 4.0, but {EXTENDED} / {TRAINED} = 32768 / 16384 = 2"),
+    ({**PLAIN, "rope_scaling": {"rope_type": "linear", "factor": 0.5}},
+     "factor = 0.5 is below 1, but scaling is meant to extend the context"),
+    (with_rule(LLAMA, original_max_position_embeddings=131072),
+     f"{TRAINED} = 131072 is not below {EXTENDED} = 131072: nothing is extended"),
+    (with_rule(LLAMA, original_max_position_embeddings=None),
+     f"{TRAINED} is missing; {EXTENDED} = 131072 is used instead"),
+    (with_parameters({**PLAIN, "rope_theta": 1e4}, rope_theta=1e6),
+     "rope_parameters.rope_theta = 1000000.0 is read and not rope_theta = 10000.0"),
+    ({**PLAIN, "rope_scaling": {**YARN, "type": "linear"}},
+     "rope_type = 'yarn' is read and not type = 'linear'"),
     (ODD, "partial_rotary_factor = 0.3 gives 7.5 components of a head, rounded down to 7"),
-    (
-        ODD,
-        "7 components, an odd number, are rotated as 8 with the same frequencies: base 37275.9",
-    ),
-]
+    (ODD, "7 components, an odd number, are rotated as 8 with the same frequencies: base 37275.9"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("config", "expected"), SUSPICIOUS)
-def test_suspicious(report, config: dict[str, Any], expected: str) -> None:
+def test_suspicious_keys_are_named(report, config, expected):
     assert any(sentence.startswith(expected) for sentence in report(config)["suspicious"])
 
 
@@ -90,7 +65,7 @@ def test_suspicious(report, config: dict[str, Any], expected: str) -> None:
         ({"model_type": None}, "the configuration has no model_type"),
     ],
 )
-def test_a_model_type_that_is_not_known(report, keys: dict[str, Any], fact: str) -> None:
+def test_unknown_model_type_is_suspicious_and_takes_the_usual_defaults(report, keys, fact):
     config = {**PLAIN, **keys, "rope_theta": 1e4, "rope_interleaved": True}
     result = report(config, "--layout", "interleaved")
     assert not result["checked"]
@@ -99,7 +74,7 @@ def test_a_model_type_that_is_not_known(report, keys: dict[str, Any], fact: str)
     assert "nothing reads rope_interleaved = True" in result["suspicious"]
 
 
-def test_a_contradiction_is_reported_once(report) -> None:
+def test_contradiction_of_two_keys_is_reported_once(report):
     contradiction, factor = report({**PLAIN, TRAINED: 16384, "rope_scaling": YARN})["suspicious"]
     names = f"{TRAINED} = 16384 is read and not rope_parameters.{TRAINED} = 8192"
     assert contradiction == names
@@ -126,11 +101,11 @@ def test_a_contradiction_is_reported_once(report) -> None:
         NEOX,
     ],
 )
-def test_not_suspicious(report, config: dict[str, Any]) -> None:
+def test_configurations_that_are_right_are_not_suspicious(report, config):
     assert report(config)["suspicious"] == []
 
 
-def test_what_is_no_rotation_is_a_note(report) -> None:
+def test_key_that_is_no_rotation_is_a_note(report):
     rule = {**YARN, "llama_4_scaling_beta": 0.1}
     result = report({**PLAIN, "model_type": "ministral3", "rope_parameters": rule})
     assert result["suspicious"] == []
@@ -152,8 +127,7 @@ def test_what_is_no_rotation_is_a_note(report) -> None:
         ),
     ],
 )
-def test_words_of_a_model(tmp_path: Path, capsys, config: dict[str, Any], expected: str) -> None:
-    """Those that no report of a real model has."""
+def test_words_of_a_report_tell_what_never_turns(tmp_path, capsys, config, expected):
     path = tmp_path / "model.json"
     path.write_text(json.dumps(config))
     assert cli.main(["inspect", str(path)]) == 0
@@ -175,7 +149,7 @@ def test_words_of_a_model(tmp_path: Path, capsys, config: dict[str, Any], expect
         (None, "config.json: No such file or directory"),
     ],
 )
-def test_errors_are_one_line(tmp_path: Path, capsys, content: Any, expected: str) -> None:
+def test_errors_of_inspect_are_one_line(tmp_path, capsys, content, expected):
     path = tmp_path / "config.json"
     if content is not None:
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -188,7 +162,7 @@ def test_errors_are_one_line(tmp_path: Path, capsys, content: Any, expected: str
 
 
 @pytest.mark.parametrize("length", ["0", "-5", "many"])
-def test_a_length_is_a_number_of_tokens(capsys, length: str) -> None:
+def test_length_that_is_no_number_of_tokens_is_an_error_of_usage(capsys, length):
     with pytest.raises(SystemExit) as stop:
         cli.main(["inspect", "config.json", "--length", length])
     assert stop.value.code == 2

@@ -20,12 +20,11 @@ def axes():
     return pytest.importorskip("matplotlib.figure").Figure().subplots()
 
 
-def main(*arguments: str | Path) -> int:
+def main(*arguments):
     return cli.main(["plot", *map(str, arguments)])
 
 
-def read_failure(capsys, *arguments: str | Path) -> str:
-    """Return the one line that a command prints which must fail."""
+def read_failure(capsys, *arguments):
     assert main(*arguments) == 1
     printed = capsys.readouterr()
     assert printed.out == ""
@@ -38,14 +37,11 @@ def read_failure(capsys, *arguments: str | Path) -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_kind_writes_a_picture(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, kind: str
-) -> None:
-    """An SVG of three bases, which a page of any colour can show."""
+def test_plot_of_each_kind_writes_a_picture(tmp_path, monkeypatch, capsys, kind):
     pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
     bases = ["--base", "1e4", "5e5", "1e6"]
-    assert main(kind, *bases, "--distance", "300", "--out", "one.svg") == 0
+    assert main(kind, *bases, "--distance", "300", "-o", "one.svg") == 0
     assert capsys.readouterr().out == "one.svg\n"
     text = Path("one.svg").read_text("utf-8")
     assert "<text" in text  # words are no outlines
@@ -56,7 +52,7 @@ def test_each_kind_writes_a_picture(
         assert "<dc:date" not in text
 
 
-def test_names_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_plot_names_its_file_as_it_is_told(tmp_path, monkeypatch, capsys):
     pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
     few = ["decay", "--head-dim", "16", "--distance", "1"]
@@ -84,26 +80,15 @@ BASES_OF_SIX = ["1e2", "1e3", "1e4", "1e5", "1e6", "1e7"]
         ("decay", ["--base", *BASES_OF_SIX], "at most 5 values"),
         ("accuracy", ["--distance", "10000001"], "up to position 10000000; got 10000001"),
         ("accuracy", ["--base", "0.5"], "bases from 1; got base 0.5"),
+        ("decay", [], "need matplotlib (pip install matplotlib)"),
     ],
 )
-def test_errors_are_one_line(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys,
-    kind: str,
-    arguments: list[str],
-    expected: str,
-) -> None:
+def test_errors_of_plot_are_one_line(tmp_path, monkeypatch, capsys, kind, arguments, expected):
     pytest.importorskip("matplotlib")
+    if "need matplotlib" in expected:
+        monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     monkeypatch.chdir(tmp_path)
     assert expected in read_failure(capsys, kind, "--distance", "9", *arguments)
-    assert not list(tmp_path.iterdir())
-
-
-def test_matplotlib_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    message = read_failure(capsys, "decay", "--out", tmp_path / "picture.png")
-    assert "need matplotlib (pip install 'rope-xp[plot]')" in message
     assert not list(tmp_path.iterdir())
 
 
@@ -115,7 +100,7 @@ def test_matplotlib_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         ["--base", "1e4", "decay"],
     ],
 )
-def test_usage(arguments: list[str], capsys) -> None:
+def test_arguments_that_plot_does_not_take_print_the_usage(arguments, capsys):
     with pytest.raises(SystemExit) as stop:
         main(*arguments)
     assert stop.value.code == 2
@@ -126,7 +111,7 @@ def test_usage(arguments: list[str], capsys) -> None:
 # --- what is drawn -------------------------------------------------------------------------------
 
 
-def test_the_bound_as_drawn(axes) -> None:
+def test_drawn_bound_is_that_of_the_analysis(axes):
     plot.draw_decay(axes, BASES, 32, 5000)
     lines = axes.get_lines()
     assert [line.get_label() for line in lines] == list(BASES)
@@ -150,7 +135,7 @@ def test_the_bound_as_drawn(axes) -> None:
     assert axes.get_ylabel().startswith("bound on the score")
 
 
-def test_scores_as_drawn(axes) -> None:
+def test_drawn_scores_are_those_of_the_analysis(axes):
     plot.draw_score(axes, BASES, 128, 2000)
     lines = axes.get_lines()
     first, triangle, second, zero = lines
@@ -163,7 +148,7 @@ def test_scores_as_drawn(axes) -> None:
         np.testing.assert_allclose(line.get_ydata()[:20], expected, rtol=0, atol=1e-15)
 
 
-def test_accuracy_as_drawn(axes) -> None:
+def test_drawn_accuracy_is_that_of_the_page(axes):
     plot.draw_accuracy(axes, BASES, 128, 1_000_000)
     usual, ours = axes.get_lines()[:2], axes.get_lines()[2:]
     assert [line.get_label() for line in usual] == [f"float32 product, {name}" for name in BASES]

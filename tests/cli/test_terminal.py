@@ -8,9 +8,9 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+from support.exhaustive import exhaustive
 from support.inspected import GOLDEN, LLAMA
 
 import rope_xp
@@ -32,8 +32,7 @@ for arguments in {calls}:
 """
 
 
-def read_terminal(*arguments: str) -> str:
-    """Return all that ``python *arguments`` writes to a terminal of 80 columns."""
+def read_terminal(*arguments):
     leader, follower = pty.openpty()
     env = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "50"}
     command = [sys.executable, *arguments]
@@ -49,7 +48,7 @@ def read_terminal(*arguments: str) -> str:
 
 
 @pytest.mark.exhaustive
-def test_lines_fit_80_columns() -> None:
+def test_printed_lines_of_every_command_fit_80_columns():
     """One process runs all commands, as a start takes longer than they do."""
     helps = [["--help"], *([name, "--help"] for name in COMMANDS)]
     inspected = [["inspect", str(path)] for path in CONFIGS]
@@ -65,7 +64,7 @@ def test_lines_fit_80_columns() -> None:
     assert any(line.startswith("llvmlite: not installed (pip install") for line in lines)
 
 
-def test_info_fits_80_columns(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_info_with_long_reasons_fits_80_columns(monkeypatch, capsys):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "80")
     reason = "a reason of more words than fit beside the name of its path, " * 2
@@ -74,13 +73,13 @@ def test_info_fits_80_columns(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     assert main(["info"]) == 0
     printed = capsys.readouterr().out
     assert reason.strip() in " ".join(printed.split())
-    lines = printed.splitlines()
-    assert [line for line in lines if len(line) > 80] == []
+    assert max(map(len, printed.splitlines())) <= 80
 
 
-def test_info_says_first_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = {"cupy": {**info.EMPTY, "problem": "not installed (pip install x)"}}
+def test_info_says_first_what_is_missing(monkeypatch):
+    missing = {**info.EMPTY, "problem": "not installed (pip install x)"}
     present = {**info.EMPTY, "version": "1.0", "devices": ["cpu"]}
+    rows = {"cupy": missing}
     monkeypatch.setattr(info, "_describe_library", lambda library: rows.get(library.name, present))
     names = [name for name, _ in info._format_report(info.build_report())]
     assert names.index("cupy") < names.index("numpy")
@@ -88,25 +87,26 @@ def test_info_says_first_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize(
     ("arguments", "unbuffered"),
-    [(["inspect", PHI3], {}), (["--help"], {}), (["inspect", PHI3], {"PYTHONUNBUFFERED": "1"})],
+    [
+        (["inspect", PHI3], {}),
+        exhaustive(["--help"], {}),
+        (["inspect", PHI3], {"PYTHONUNBUFFERED": "1"}),
+    ],
 )
-def test_a_reader_that_goes_away(arguments: list[str], unbuffered: dict[str, str]) -> None:
+def test_command_whose_reader_goes_away_ends_as_by_sigpipe(arguments, unbuffered):
     command = [sys.executable, "-W", "error", "-m", "rope_xp", *arguments]
     # Unbuffered, printing fails before the end; argparse would ignore the error of its own.
-    env = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
-    env |= unbuffered
+    env = {key: x for key, x in os.environ.items() if key != "PYTHONUNBUFFERED"} | unbuffered
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=env) as process:
-        assert process.stdout is not None
         process.stdout.close()
-        assert process.stderr is not None
         assert process.stderr.read() == ""
         assert process.wait(300) == 141  # as a shell reports SIGPIPE
 
 
 # A title, colours, C1 controls, lines of one's own, text from right to left, and half a character.
 STEERING = "\x1b]0;title\x07\x1b[2J\x9b31m\x7f\r\nsuspicious: nothing\u202e\u2028\ud800"
-NAMES: dict[str, dict[str, Any]] = {
+NAMES = {
     "a model type": {**LLAMA, "model_type": STEERING},
     "a layer type": {**LLAMA, "rope_scaling": {STEERING: {"rope_type": "default"}}},
     "a rotary parameter": {**LLAMA, "rope_scaling": {"rope_type": "linear", STEERING: 1}},
@@ -118,9 +118,7 @@ NAMES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("command", [["inspect"], ["check"], ["inspect", "--json"]], ids=" ".join)
 @pytest.mark.parametrize("name", NAMES)
-def test_names_and_values_of_a_file_steer_no_terminal(
-    name: str, command: list[str], tmp_path: Path, capsys
-) -> None:
+def test_names_and_values_of_a_file_steer_no_terminal(name, command, tmp_path, capsys):
     file = tmp_path / "config.json"
     file.write_text(json.dumps(NAMES[name]))
     main([*command, str(file), "--layout", "half"])
@@ -131,9 +129,7 @@ def test_names_and_values_of_a_file_steer_no_terminal(
         json.loads(out)
 
 
-def test_names_of_files_steer_no_terminal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
+def test_names_of_files_steer_no_terminal(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     name = STEERING.replace("\ud800", "\udcff")  # a byte that is no UTF-8
     Path(name).write_text("{")
@@ -146,7 +142,7 @@ def test_names_of_files_steer_no_terminal(
     assert printed.count("title") >= 4
 
 
-def test_long_texts_are_cut(tmp_path: Path, capsys) -> None:
+def test_long_texts_of_a_file_are_cut(tmp_path, capsys):
     file = tmp_path / "config.json"
     file.write_text(json.dumps({**LLAMA, "rope_" + "x" * 10**6: 1}))
     assert main(["inspect", str(file)]) == 0
@@ -157,9 +153,7 @@ def test_long_texts_are_cut(tmp_path: Path, capsys) -> None:
     ("argument", "start"),
     [("--help", "usage: rope-xp [-h] [--version] COMMAND"), ("--version", None)],
 )
-def test_the_script(
-    argument: str, start: str | None, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
+def test_script_rope_xp_prints_its_help_and_version(argument, start, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["/usr/bin/rope-xp", argument])
     with pytest.raises(SystemExit) as stop:
         main()

@@ -2,8 +2,6 @@
 
 import json
 import socket
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,21 +16,20 @@ from safetensors.torch import load_file  # noqa: E402  # comes with transformers
 from support.small_models import make  # noqa: E402  # needs both
 
 
-def run_check(capsys: Any, folder: Path, *options: str) -> tuple[int, str, str]:
+def run_check(capsys, folder, *options):
     status = cli.main(["check", str(folder), "--weights", *options])
     printed = capsys.readouterr()
     return status, printed.out, printed.err
 
 
-def save(folder: Path, **keys: Any) -> Path:
-    """Save a small model, with more keys in its configuration."""
+def save(folder, **keys):
     make("llama").save_pretrained(folder)
     file = folder / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **keys}))
     return folder
 
 
-def test_findings_of_a_loaded_model(tmp_path: Path, capsys) -> None:
+def test_check_weights_reports_the_findings_of_the_loaded_model(tmp_path, capsys):
     status, out, _ = run_check(capsys, save(tmp_path))
     assert status == 0
     assert "frequency buffers, cos and sin up to position 131071" in " ".join(out.split())
@@ -45,7 +42,7 @@ def test_findings_of_a_loaded_model(tmp_path: Path, capsys) -> None:
 
 
 @pytest.mark.parametrize("name", ["shard.safetensors", "shard.bin", "../shard.safetensors"])
-def test_only_safetensors_in_the_folder_are_read(name: str, tmp_path: Path, capsys) -> None:
+def test_check_weights_reads_safetensors_in_the_folder_alone(name, tmp_path, capsys):
     folder = save(tmp_path / "model")
     file, shard = folder / "model.safetensors", folder / name
     tensors = load_file(file)
@@ -65,7 +62,7 @@ def test_only_safetensors_in_the_folder_are_read(name: str, tmp_path: Path, caps
     assert (status, message in error) == (1, True)
 
 
-def test_code_and_kernels_that_a_configuration_names_are_not_run(tmp_path: Path, capsys) -> None:
+def test_check_weights_runs_no_code_or_kernel_that_a_configuration_names(tmp_path, capsys):
     folder = save(
         tmp_path,
         attn_implementation="somebody/kernels@main:attention",
@@ -80,14 +77,12 @@ def test_code_and_kernels_that_a_configuration_names_are_not_run(tmp_path: Path,
 
 
 @pytest.mark.parametrize("event", ["socket.connect", "open"])
-def test_a_model_that_asks_for_network_or_pickles_is_refused(
-    event: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_check_weights_refuses_a_model_that_uses_network_or_pickles(event, tmp_path, monkeypatch):
     save(tmp_path)
     (tmp_path / "model.bin").touch()
     with socket.create_server(("127.0.0.1", 0)) as server:
 
-        def ask(*_: Any) -> None:
+        def ask(*_):
             if event == "open":
                 (tmp_path / "model.bin").read_bytes()
             else:
@@ -100,7 +95,7 @@ def test_a_model_that_asks_for_network_or_pickles_is_refused(
         ask()  # afterwards, all is as it was
 
 
-def test_values_of_files_that_transformers_rejects_are_escaped(tmp_path: Path, capsys) -> None:
+def test_check_weights_escapes_values_that_transformers_rejects(tmp_path, capsys):
     status, out, error = run_check(capsys, save(tmp_path, vocab_size="\x1b[2J"))
     assert (status, "\x1b" in out + error) == (1, False)
     assert f"check: {tmp_path}: transformers cannot load it: " in error

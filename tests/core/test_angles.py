@@ -1,31 +1,27 @@
 """Angles are exact at any position, on every backend: whole, fractional, out of range."""
 
-from dataclasses import dataclass
-from typing import Any
-
 import mpmath
 import numpy as np
 import pytest
 from support import oracles
 from support.equality import check_angles
 from support.oracles import BELOW_2_22, BELOW_2_31
+from support.rules import Only, Times
 from support.targets import Target, namespace, numpy_dtype, truth
 
 from rope_xp import RoPE, RopeError, scaling
-from rope_xp._core.library import TableKey
-from rope_xp._rotation.tables import host_tables
 
 
 def compute_tables(
     backend: Target, rope: RoPE, positions: np.ndarray, head_dim: int
 ) -> list[np.ndarray]:
-    """Return cos and sin in float64; positions are traced data of the backend."""
     tables = backend.run(lambda p: rope.cos_sin(p, head_dim), backend.make(positions))
     return [np.asarray(backend.back(t), np.float64) for t in tables]
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(("base", "r"), [(1e4, 128), (5e5, 128), (1e6, 80), (1e7, 256)])
-def test_random_positions_against_mpmath(backend: Target, base: float, r: int) -> None:
+def test_random_positions_are_exact(backend, base, r):
     rng = np.random.default_rng(r)
     pairs = sorted({0, 1, 2, 5, r // 4, r // 2 - 1})
     for top, bound in ((1 << 22, BELOW_2_22), (1 << 31, BELOW_2_31)):
@@ -36,28 +32,18 @@ def test_random_positions_against_mpmath(backend: Target, base: float, r: int) -
             assert np.abs(table[:, pairs] - exact).max() <= bound
 
 
-def test_every_digit_below_2_22() -> None:
-    """A third of the 2048**2 combinations of two digits, for the pairs that turn fastest.
-
-    float64 angles serve as truth: below 2**22 they are right to 1e-9.
-    """
-    rope = RoPE()
-    frequencies = rope.frequencies(128)[[0, 1, 9]]
-    host = host_tables(TableKey(rope, 128, False, False))
-    columns = [0, 1, 9, 64, 65, 73]
-    low, middle = (t[:, columns].astype(np.float32) for t in tuple(host)[:2])
-    worst = 0.0
-    for digit in range(0, 2048, 3):
-        c1, s1 = middle[digit, :3], middle[digit, 3:]
-        cos = low[:, :3] * c1 - low[:, 3:] * s1
-        sin = low[:, 3:] * c1 + low[:, :3] * s1
-        angles = (digit * 2048 + np.arange(2048))[:, None] * frequencies
+def test_all_combinations_of_two_digits_are_within_the_bound():
+    """A third of 2048**2, at the fastest frequencies. float64 angles are right to 1e-9 there."""
+    frequencies = RoPE().frequencies(128)[[0, 1, 9]]
+    rope, worst = RoPE(scaling=Only(tuple(frequencies.tolist()))), 0.0
+    for positions in np.arange(1 << 22).reshape(2048, 2048)[::3]:
+        cos, sin = rope.cos_sin(positions, 6)
+        angles = positions[:, None] * frequencies
         worst = max(worst, np.abs(cos - np.cos(angles)).max(), np.abs(sin - np.sin(angles)).max())
     assert 1e-8 < worst <= BELOW_2_22
 
 
-def test_same_bits_on_every_backend(backend: Target) -> None:
-    """jax among them: products that its compiler cannot fuse."""
+def test_tables_have_the_same_bits_on_every_backend(backend):
     rng = np.random.default_rng(7)
     whole = np.concatenate([np.arange(3000), rng.integers(1 - (1 << 31), 1 << 31, 5000)])
     for positions in (whole, (whole[3000:] / (1 << 20)).astype(np.float32)):
@@ -66,8 +52,9 @@ def test_same_bits_on_every_backend(backend: Target) -> None:
         np.testing.assert_allclose(tables, RoPE().cos_sin(positions, 64), rtol=0, atol=bound)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("kind", ["integers", "fractions"])
-def test_same_bits_in_float64(backend: Target, kind: str) -> None:
+def test_float64_has_the_same_bits_on_every_backend(backend, kind):
     """Cosines of two libraries differ in the last bit, so none of theirs may be in use."""
     rng = np.random.default_rng(8)
     positions = np.concatenate([np.arange(1500), rng.integers(1 - (1 << 31), 1 << 31, 2500)])
@@ -81,7 +68,7 @@ def test_same_bits_in_float64(backend: Target, kind: str) -> None:
     np.testing.assert_allclose(rotated, truth(rope.rotate, x, positions), rtol=0, atol=bound)
 
 
-def test_float64_positions_of_the_host_keep_their_fraction(backend: Target) -> None:
+def test_float64_positions_of_the_host_keep_their_fraction(backend):
     """A float32 library gets what numpy holds: 8388608.3 has no float32 within 0.2."""
     positions = np.array([8_388_608.3, 100_000_000.7])
     true = oracles.true_cos_sin(positions.tolist(), 1e4, 64)
@@ -96,7 +83,7 @@ def test_float64_positions_of_the_host_keep_their_fraction(backend: Target) -> N
     ],
     ids=["integers", "fractions"],
 )
-def test_float64_arrays_get_float64_angles(backend: Target, positions: list[Any]) -> None:
+def test_angles_of_float64_arrays_are_exact(backend, positions):
     """2**-52 * (1 + |p| * frequency) is promised."""
     if "float64" not in backend.floats:
         with pytest.raises((ValueError, TypeError), match="float64|incompatible"):
@@ -110,13 +97,13 @@ def test_float64_arrays_get_float64_angles(backend: Target, positions: list[Any]
         check_angles(backend, RoPE(), on_device, true, bound, "float64")
 
 
-def test_frequencies_are_the_nearest_float64() -> None:
+def test_frequencies_are_the_nearest_float64():
     for base, r in ((1e4, 128), (5e5, 96), (1e6, 80)):
         exact = [float(f) for f in oracles.exact_frequencies(base, r)]
         assert RoPE(base=base).frequencies(r).tolist() == exact
 
 
-def test_wavelengths() -> None:
+def test_wavelengths_are_whole_turns_over_frequencies():
     rope = RoPE(scaling=scaling.Linear(2.0))
     np.testing.assert_allclose(rope.wavelengths(8) * rope.frequencies(8), 2 * np.pi)
     np.testing.assert_allclose(rope.wavelengths(8)[0], 4 * np.pi)
@@ -129,7 +116,7 @@ EDGES = [1, 2046, 2047, 2048, 2049, (1 << 22) - 1, 1 << 22, (1 << 22) + 1, (1 <<
 
 @pytest.mark.covering
 @pytest.mark.parametrize("position", [sign * edge for edge in EDGES for sign in (1, -1)])
-def test_each_number_of_digits_alone(backend: Target, position: int) -> None:
+def test_positions_at_the_edges_of_digits_are_exact(backend, position):
     """The host counts the digits that positions need: one too few is a wrong angle or an error."""
     true = oracles.true_cos_sin([position], 1e4, 16)
     for positions in ([position], np.array([position], np.int32), np.array([position], float)):
@@ -138,7 +125,7 @@ def test_each_number_of_digits_alone(backend: Target, position: int) -> None:
 
 @pytest.mark.covering
 @pytest.mark.parametrize("tokens", [2047, 2048, 2049, 2050])
-def test_counted_positions_around_a_digit(backend: Target, tokens: int) -> None:
+def test_implicit_positions_around_a_digit_equal_given_ones(backend, tokens):
     x = np.tile(np.array([1, 0, 1, 0], np.float32), (tokens, 1, 1))
     counted = backend.back(backend.run(lambda x: RoPE().rotate(x), backend.make(x)))
     numbered = backend.run(lambda x: RoPE().rotate(x, np.arange(tokens)), backend.make(x))
@@ -148,17 +135,15 @@ def test_counted_positions_around_a_digit(backend: Target, tokens: int) -> None:
     assert np.abs(counted[-1, 0, 1::2] - sin).max() <= BELOW_2_22
 
 
-FAR = ([0.5 - (1 << 31)], [1 << 31], [-(1 << 31)], [np.nan], [np.inf], [1e300])
 OUT_OF_RANGE = "positions must lie between -2147483648 and"
 
 
-def test_positions_out_of_range(backend: Target) -> None:
+def test_positions_out_of_range_raise_or_give_nan(backend):
     """On the host an error; on a device, which is not read, NaN: loud, and never a guess."""
-    x = backend.make(np.ones((1, 1, 8), np.float32))
-    for positions in FAR:
-        with pytest.raises(ValueError, match=OUT_OF_RANGE):
-            RoPE().rotate(x, positions)
     x = backend.make(np.ones((3, 1, 8), np.float32))
+    for position in (0.5 - (1 << 31), 1 << 31, -(1 << 31), np.nan, np.inf, 1e300):
+        with pytest.raises(ValueError, match=OUT_OF_RANGE):
+            RoPE().rotate(x, [position, 0, 0])
     if backend.name in ("torch", "torch-llvm", "torch-triton"):  # the last one interpreted
         for far in ([np.nan, 0.0, 0.0], [1 << 31, 0, 0]):
             with pytest.raises(ValueError, match=OUT_OF_RANGE):
@@ -168,7 +153,7 @@ def test_positions_out_of_range(backend: Target) -> None:
         return
     beyond = [np.array([1 << 31, (1 << 31) + 1, (1 << 32) - 1], np.uint32)]
     if "float64" in backend.floats:  # jax without x64 has no 64-bit integers either
-        beyond.append(np.array([1 << 31, 1 << 40, -(1 << 31)]))
+        beyond += [np.array([1 << 31, 1 << 40, -(1 << 31)]), np.array([-(1 << 63)] * 3)]
         beyond.append(np.array([1 << 31, (1 << 63) + 1, (1 << 64) - 1], np.uint64))
     cases = [("float32", np.array([np.nan, np.inf, 2.0**31], np.float32))]
     cases += [("float32", np.array([np.iinfo(np.int32).min] * 3, np.int32))]
@@ -178,7 +163,7 @@ def test_positions_out_of_range(backend: Target) -> None:
         assert np.isnan(backend.back(backend.run(RoPE().rotate, x, backend.make(far)))).all()
 
 
-def test_low_precision_positions(backend: Target) -> None:
+def test_positions_of_16_bits_are_what_their_dtype_holds(backend):
     """Whole numbers in 16-bit floats are whole numbers; fractions are what the dtype holds."""
     for dtype in ("float16", "bfloat16"):
         positions = np.array([0, 1.5, 100, -3]).astype(numpy_dtype(dtype))
@@ -190,31 +175,17 @@ def test_low_precision_positions(backend: Target) -> None:
             np.testing.assert_allclose(backend.back(rotated), expected, rtol=0, atol=1e-6)
 
 
-def test_fast_pairs_of_a_small_base(backend: Target) -> None:
-    """A base below 1 makes frequencies above 1: nothing assumes slow pairs."""
-    positions = [0, 3, 70_000, 70_000.5, -12_345]
-    true = oracles.true_cos_sin(positions, 0.01, 8)
-    check_angles(backend, RoPE(base=0.01), positions, true, 4e-6)
-
-
-@dataclass(frozen=True)
-class Times(scaling.Scaling):
-    """All frequencies, multiplied by a number."""
-
-    factor: float
-
-    def frequencies(self, base: float, rotary_dim: int) -> np.ndarray:
-        return self.factor * scaling.inverse_frequencies(base, rotary_dim)
-
-
-def test_negative_frequencies_turn_backwards(backend: Target) -> None:
+@pytest.mark.parametrize("sign", [1, -1])
+def test_frequencies_above_1_and_below_0_are_exact(backend, sign):
+    """As a base below 1 and a rule make them: nothing assumes slow pairs or one direction."""
     positions = [0, 3, 70_000, 70_000.5, -12_345.25, 2.75]
     cos, sin = oracles.true_cos_sin(positions, 0.01, 8)
-    check_angles(backend, RoPE(base=0.01, scaling=Times(-1.0)), positions, (cos, -sin), 4e-6)
+    rope = RoPE(base=0.01, scaling=None if sign == 1 else Times(-1.0))
+    check_angles(backend, rope, positions, (cos, sign * sin), 4e-6)
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [("float32", 2.0**12), ("float64", 2.0**26)])
-def test_fractions_of_the_fastest_frequencies(backend: Target, dtype: str, bound: float) -> None:
+def test_fractions_of_fast_pairs_are_refused(backend, dtype, bound):
     """Beyond the bound, whole positions alone are computed."""
     if dtype not in backend.floats:
         pytest.skip(f"{backend} is not tested with {dtype}")
@@ -237,14 +208,8 @@ def test_fractions_of_the_fastest_frequencies(backend: Target, dtype: str, bound
                 call()
 
 
-class OnePair(scaling.Scaling):
-    def frequencies(self, base: float, rotary_dim: int) -> np.ndarray:
-        return np.eye(rotary_dim // 2)[0]
-
-
-def test_pairs_that_never_turn() -> None:
-    """Proportional rules leave the last pairs alone: no warning, no rotation."""
-    rope = RoPE(scaling=OnePair())
+def test_pairs_of_frequency_0_are_left_alone():
+    rope = RoPE(scaling=Only((1.0, 0.0, 0.0, 0.0)))
     assert rope.wavelengths(8).tolist() == [2 * np.pi, np.inf, np.inf, np.inf]
     x = np.ones((3, 1, 8), np.float32)
     np.testing.assert_array_equal(rope.rotate(x, [5, 70_000, 1 << 30])[..., 2:], 1.0)
@@ -255,8 +220,9 @@ def test_pairs_that_never_turn() -> None:
 SECTIONS, BASES = (8, 12, 12), (256.0, 10000.0, 1e6)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("denominator", [1, 8, 48, 1024])
-def test_fractions_of_several_components(backend: Target, denominator: int) -> None:
+def test_fractions_of_components_are_exact(backend, denominator):
     """Positions below 2**20; 4e-7 is promised for frequencies up to 1."""
     rng = np.random.default_rng(denominator)
     most = min(1 << 20, (1 << 24) // denominator)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.oracles import exact_frequencies, pair_indices, rotate_complex, true_cos_sin
-from support.targets import Target, rows
+from support.targets import rows
 
 from rope_xp import RoPE, positions
 from rope_xp.scaling import Axial, RIFLEx
@@ -22,10 +22,7 @@ CASES: tuple[tuple[tuple[int, ...], tuple[float, ...] | None, str], ...] = (
 
 
 @pytest.mark.parametrize(("sections", "bases", "order"), CASES)
-def test_frequencies(
-    sections: tuple[int, ...], bases: tuple[float, ...] | None, order: str
-) -> None:
-    """Each pair has the frequency and the axis that dealing pairs out one at a time gives."""
+def test_axial_pairs_have_the_frequency_and_axis_of_their_section(sections, bases, order):
     options: dict[str, Any] = {"bases": bases, "order": order, "base": 777.0}
     rope = RoPE.axial(sections, **options)
     bases = bases or (777.0,) * len(sections)
@@ -43,7 +40,7 @@ def test_frequencies(
 
 @pytest.mark.parametrize("backend", rows(("numpy", "array-api-strict", "torch", "jax")))
 @pytest.mark.parametrize("layout", ["interleaved", "half"])
-def test_each_section_is_a_rope_of_its_own(backend: Target, layout: Any) -> None:
+def test_each_section_is_rotated_as_by_a_rope_of_its_own(backend, layout):
     sections, bases, offset = (4, 12, 8), (100.0, 1e4, 300.0), 6
     cells = positions.video(2, 3, 5) + np.array([[7], [1_000_003], [-2]])
     x = np.random.default_rng(0).standard_normal((1, cells.shape[1], 2, 32), np.float32)
@@ -62,7 +59,7 @@ def test_each_section_is_a_rope_of_its_own(backend: Target, layout: Any) -> None
     np.testing.assert_allclose(rotated, expected, rtol=0, atol=3e-6)
 
 
-def test_sections_of_one_length_need_not_be_given() -> None:
+def test_sections_of_equal_length_may_be_left_out():
     equal = RoPE(rotary_dim=12, position_axes=(0, 0, 1, 1, 2, 2), scaling=Axial(3))
     sections = RoPE.axial((4, 4, 4))
     assert equal.position_axes == sections.position_axes
@@ -81,7 +78,7 @@ def reference(dim: int, base: float, k: int, length: int) -> list[float]:
 
 
 @pytest.mark.parametrize(("k", "length"), [(1, 10), (4, 42), (8, 130)])
-def test_the_frames_of_a_video(k: int, length: int) -> None:
+def test_riflex_slows_one_frequency_of_frames_alone(k, length):
     scaling = Axial(sections=(16, 56, 56))  # HunyuanVideo, of base 256
     result = RIFLEx(k, length, scaling).frequencies(256.0, 128)
     np.testing.assert_allclose(result[:8], reference(16, 256.0, k, length), rtol=1e-14)
@@ -90,7 +87,7 @@ def test_the_frames_of_a_video(k: int, length: int) -> None:
     np.testing.assert_allclose(alone, reference(16, 1e4, k, length), rtol=1e-14)
 
 
-def test_alternating_axes() -> None:
+def test_riflex_finds_the_axis_among_alternating_pairs():
     scaling = Axial(sections=(4, 8), order="alternating")
     before, after = scaling.frequencies(1e4, 12), RIFLEx(3, 9, scaling, axis=1).frequencies(1e4, 12)
     (changed,) = np.flatnonzero(before != after)

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.random import Generator
 from support.bits import sample
 from support.equality import LAYOUTS, POSITIONS, check, check_result
-from support.targets import Target, truth
+from support.kinds import KINDS
+from support.targets import truth
 
 import rope_xp
 from rope_xp import RoPE, RopeError
@@ -16,7 +16,7 @@ from rope_xp.scaling import YaRN
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_layouts_and_dtypes(backend: Target, layout: str, rng: Generator) -> None:
+def test_every_layout_and_dtype_equals_numpy(backend, layout, rng):
     rope = RoPE(layout=layout)
     for dtype in backend.floats:
         q, k = (sample(rng, 2, 9, heads, 16, dtype=dtype) for heads in (4, 2))
@@ -27,9 +27,9 @@ def test_layouts_and_dtypes(backend: Target, layout: str, rng: Generator) -> Non
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("rotary_dim", "rotary_offset"), [(6, 0), (6, 5), (6, -6), (10, -11)])
 @pytest.mark.parametrize("inverse", [False, True])
-def test_slices(
-    backend: Target, layout: str, rotary_dim: int, rotary_offset: int, inverse: bool, rng: Generator
-) -> None:
+def test_every_slice_equals_numpy_and_leaves_the_rest(
+    backend, layout, rotary_dim, rotary_offset, inverse, rng
+):
     x = sample(rng, 3, 9, 2, 11)
     rope = RoPE(layout=layout, rotary_dim=rotary_dim, rotary_offset=rotary_offset)
     rotate = rope.unrotate if inverse else rope.rotate
@@ -60,50 +60,43 @@ AXES = [
 @pytest.mark.covering
 @pytest.mark.parametrize(("axes", "q_shape", "k_shape"), AXES, ids=str)
 @pytest.mark.parametrize("batched", [False, True])
-def test_axes(
-    backend: Target,
-    axes: str | None,
-    q_shape: tuple[int, ...],
-    k_shape: tuple[int, ...],
-    batched: bool,
-    rng: Generator,
-) -> None:
-    """Each token is what rotating it alone gives, wherever its axis lies."""
+def test_every_order_of_axes_rotates_each_token_as_alone(
+    backend, axes, q_shape, k_shape, batched, rng
+):
     names = axes or {5: "xbshd", 2: "sd"}[len(q_shape)]
     batch = [q_shape[i] for i, n in enumerate(names) if n not in "shd"]
     positions = rng.integers(0, 1 << 20, (*batch, 9)) if batched else POSITIONS
     rope = RoPE(layout="half")
     order = [i for i, n in enumerate(names) if n not in "shd"] + [names.index("s")]
     pair = sample(rng, *q_shape), sample(rng, *k_shape)
-    expected = tuple(map(np.empty_like, pair))
+    expected, every = tuple(map(np.empty_like, pair)), np.broadcast_to(positions, (*batch, 9))
     for x, y in zip(pair, expected, strict=True):
         tokens, rotated = (np.moveaxis(z, order, range(len(order))) for z in (x, y))
         for at in np.ndindex(*batch, 9):
             token = np.atleast_2d(tokens[at])[:, None]
-            position = int(np.broadcast_to(positions, (*batch, 9))[at])
-            alone = truth(rope.rotate, token, [position], axes="bsd")
+            alone = truth(rope.rotate, token, [int(every[at])], axes="bsd")
             rotated[at] = alone.reshape(rotated[at].shape)
     apply = partial(rope.apply, positions=positions, axes=axes)
     check(backend, lambda q, k: apply(q, k), *pair, rope=rope, expected=expected)
 
 
-def test_keys_have_positions_of_their_own(backend: Target, rng: Generator) -> None:
+def test_keys_turn_by_positions_of_their_own(backend, rng):
     q, k = sample(rng, 2, 3, 4, 8), sample(rng, 2, 7, 2, 8)
     p, kp = np.array([100, 101, 102]), np.arange(96, 103)
     expected = truth(RoPE().rotate, q, p), truth(RoPE().rotate, k, kp)
-    apply = partial(rope_xp.apply, positions=p, k_positions=kp)
-    check(backend, lambda q, k: apply(q, k), q, k, expected=expected)
+    check(backend, lambda q, k: rope_xp.apply(q, k, p, k_positions=kp), q, k, expected=expected)
 
 
-def test_queries_and_keys_of_two_dtypes(backend: Target, rng: Generator) -> None:
+def test_queries_and_keys_of_two_dtypes_keep_each_its_own(backend, rng):
     for dtypes in list(zip(backend.floats[:-1], backend.floats[1:], strict=True))[-2:]:
         pair = [sample(rng, 1, 9, 2, 8, dtype=dtype) for dtype in dtypes]
         expected = tuple(truth(RoPE().rotate, x, POSITIONS) for x in pair)
         check(backend, lambda q, k: rope_xp.apply(q, k, POSITIONS), *pair, expected=expected)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_rerotation(backend: Target, layout: str, rng: Generator) -> None:
+def test_rerotated_keys_equal_rotated_ones(backend, layout, rng):
     x, new = sample(rng, 2, 9, 3, 12), POSITIONS[::-1] // 2
     fields: dict[str, Any] = {"layout": layout, "rotary_dim": 8, "rotary_offset": 2}
     rope = RoPE(**fields, scaling=YaRN(4.0, 64))  # which has an attention factor
@@ -117,21 +110,19 @@ def test_rerotation(backend: Target, layout: str, rng: Generator) -> None:
         np.testing.assert_allclose(backend.back(rotated), expected, rtol=0, atol=5e-6)
 
 
-def test_strided_views_need_no_copy_by_the_caller(rng: Generator) -> None:
+def test_strided_views_equal_contiguous_copies(rng):
     qkv = sample(rng, 2, 9, 3, 4, 8)
     expected = RoPE().rotate(qkv[:, :, 0].copy(), POSITIONS)
-    for x in (qkv[:, :, 0], np.asfortranarray(qkv[:, :, 0])):
-        np.testing.assert_array_equal(RoPE().rotate(x, POSITIONS), expected)
-    backwards = RoPE().rotate(qkv[:, ::-1, 0], POSITIONS[::-1])
-    np.testing.assert_array_equal(backwards[:, ::-1], expected)
-    torch = pytest.importorskip("torch")
-    x = torch.from_numpy(qkv)[:, :, 0]
-    np.testing.assert_array_equal(RoPE().rotate(x, POSITIONS).numpy(), expected)
-    rotated = RoPE().rotate(x.transpose(1, 2), POSITIONS, axes="bhsd")
-    np.testing.assert_array_equal(rotated.transpose(1, 2).numpy(), expected)
+    x = pytest.importorskip("torch").from_numpy(qkv)[:, :, 0]
+    for rotated in (
+        *(RoPE().rotate(y, POSITIONS) for y in (qkv[:, :, 0], np.asfortranarray(qkv[:, :, 0]), x)),
+        RoPE().rotate(qkv[:, ::-1, 0], POSITIONS[::-1])[:, ::-1],
+        RoPE().rotate(x.transpose(1, 2), POSITIONS, axes="bhsd").transpose(1, 2),
+    ):
+        np.testing.assert_array_equal(rotated, expected)
 
 
-def test_tables_of_the_caller(backend: Target, rng: Generator) -> None:
+def test_tables_of_the_caller_equal_positions(backend, rng):
     x, rope = sample(rng, 2, 9, 3, 12), RoPE(rotary_dim=8)
     cos, sin = rope.cos_sin(POSITIONS, 12)
     for inverse in (False, True):
@@ -142,8 +133,8 @@ def test_tables_of_the_caller(backend: Target, rng: Generator) -> None:
         check_result(backend, rotate(backend.make(x), cos, sin), expected, x, rope)
 
 
-def test_weights_permuted_to_the_other_layout(backend: Target, rng: Generator) -> None:
-    """Scores under either layout are the same once the projections are permuted."""
+def test_permuted_weights_give_equal_scores(backend, rng):
+
     heads, d, width = 3, 8, 5
     w, x = sample(rng, heads * d, width), sample(rng, 9, width)
     permuted = backend.back(rope_xp.permute_weights(backend.make(w), heads, to="half"))
@@ -161,12 +152,11 @@ def test_weights_permuted_to_the_other_layout(backend: Target, rng: Generator) -
 # --- positions of every dtype, shape and kind ----------------------------------------------------
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("kind", ["int8", "int16", "int32", "int64"])
 @pytest.mark.parametrize("sign", ["", "u"])
-def test_integer_positions_of_the_library(
-    backend: Target, kind: str, sign: str, rng: Generator
-) -> None:
-    """Positions on the device, of every integer dtype, as data and not as constants."""
+def test_device_positions_of_every_integer_dtype_equal_int64(backend, kind, sign, rng):
+
     top = min(np.iinfo(sign + kind).max, (1 << 31) - 1)
     positions = np.array([0 if sign else -top, 1, top // 3, top - 1, top]).astype(sign + kind)
     x = sample(rng, 5, 2, 8)
@@ -175,42 +165,37 @@ def test_integer_positions_of_the_library(
 
 
 SHAPES = [((9,), 9), ((2, 9), 9), ((2, 1), 1), ((2, 1), 9), ((1, 1), 9), ((1, 9), 9), ((1,), 1)]
+SHAPES += [((), 1), ((4, 2, 9), 9), ((1, 2, 9), 9), ((4, 1, 9), 9), ((4, 2, 1), 9)]
 
 
-@pytest.mark.parametrize(("shape", "tokens"), [*SHAPES, ((), 1)])
-def test_position_shapes(
-    backend: Target, shape: tuple[int, ...], tokens: int, rng: Generator
-) -> None:
-    positions, x = rng.integers(0, 10_000, shape), sample(rng, 2, tokens, 3, 8)
-    expected = truth(RoPE().rotate, x, np.broadcast_to(positions, (2, tokens)).copy())
+@pytest.mark.parametrize(("shape", "tokens"), SHAPES)
+def test_positions_of_every_shape_broadcast_over_batch_and_tokens(backend, shape, tokens, rng):
+    batch = (4, 2) if len(shape) == 3 else (2,)
+    positions, x = rng.integers(0, 10_000, shape), sample(rng, *batch, tokens, 3, 8)
+    expected = truth(RoPE().rotate, x, np.broadcast_to(positions, (*batch, tokens)).copy())
     for given in (positions, positions.tolist(), backend.make(positions)):
         check_result(backend, RoPE().rotate(backend.make(x), given), expected, x)
 
 
 @pytest.mark.parametrize("tokens", [1, 3])
-@pytest.mark.parametrize("order", ["", ">"])
-@pytest.mark.parametrize("step", [-1, 2])
-def test_positions_and_tables_of_numpy_in_any_memory(
-    backend: Target, step: int, order: str, tokens: int, rng: Generator
-) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_host_positions_and_tables_in_any_memory_equal_plain_ones(backend, kind, tokens, rng):
     """Also of one token, whose stride numpy keeps though it means nothing."""
-    x = sample(rng, tokens, 3, 8)
-    for kind in ("i4", "f8"):
-        positions = np.arange(6).astype(order + kind)[::step][:tokens]
-        expected = truth(RoPE().rotate, x, positions.astype("i8"))
-        check_result(backend, RoPE().rotate(backend.make(x), positions), expected, x)
-    for kind in ("f4", "f8"):
-        tables = (t.astype(order + kind) for t in RoPE().cos_sin(np.arange(6), 8))
-        cos, sin = (t[::step][:tokens] for t in tables)
-        expected = truth(rope_xp.apply_tables, x, cos.astype("f4"), sin.astype("f4"))
+    x, place = sample(rng, tokens, 3, 8), KINDS[kind]
+    for dtype in ("i4", "f8"):
+        positions = np.arange(6)[:tokens]
+        expected = truth(RoPE().rotate, x, positions)
+        given = place(np.arange(6).astype(dtype))[:tokens]
+        check_result(backend, RoPE().rotate(backend.make(x), given), expected, x)
+    for dtype in ("f4", "f8"):
+        tables = [t.astype(dtype) for t in RoPE().cos_sin(np.arange(6), 8)]
+        cos, sin = (place(t)[:tokens] for t in tables)
         check_result(backend, rope_xp.apply_tables(backend.make(x), cos, sin), expected, x)
 
 
 @pytest.mark.parametrize("shape", [(), (1,)])
 @pytest.mark.parametrize("components", [0, 2])
-def test_one_position_for_several_tokens(
-    backend: Target, shape: tuple[int, ...], components: int
-) -> None:
+def test_one_position_for_many_tokens_is_refused(backend, shape, components):
     """It could be that of each or of the first, whether in a list or not."""
     rope = RoPE(position_axes=(0, 1, 0, 1)) if components else RoPE()
     positions = np.full((components, *shape) if components else shape, 5)
@@ -221,19 +206,16 @@ def test_one_position_for_several_tokens(
 
 
 @pytest.mark.parametrize("shape", [(0, 5, 2, 8), (2, 0, 2, 8), (2, 5, 0, 8), (0, 0, 0, 8)])
-def test_empty_axes(backend: Target, shape: tuple[int, ...]) -> None:
+def test_empty_axes_give_empty_results(backend, shape):
     x, positions = backend.make(np.zeros(shape, np.float32)), np.arange(shape[1])
-    rotate = RoPE(rotary_dim=4).rotate
-    results = [rotate(x, p) for p in (None, positions, backend.make(positions))]
-    for y in (*results, *rope_xp.apply(x, x)):
-        assert backend.back(y).shape == shape
+    for p in (None, positions, backend.make(positions)):
+        for y in (RoPE(rotary_dim=4).rotate(x, p), *rope_xp.apply(x, x, p)):
+            assert backend.back(y).shape == shape
 
 
-def test_components_on_every_backend(backend: Target) -> None:
-    """Each pair turns by its own component, and by nothing of the others."""
-    rng = np.random.default_rng(0)
+def test_each_pair_turns_by_its_own_position_component(backend, rng):
     axes = (0, 1, 2, 0, 1, 2, 0, 0)  # as in Qwen3-VL
-    x = rng.standard_normal((2, 9, 3, 16), np.float32)
+    x = sample(rng, 2, 9, 3, 16)
     positions = rng.integers(-1_000_000, 1_000_000, (3, 2, 9))
     rope = RoPE(position_axes=axes)
     expected = np.empty_like(x)

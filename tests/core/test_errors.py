@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.targets import Target
 
 import rope_xp
 from rope_xp import Choice, RoPE, RopeConfigError, RopeError, positions
@@ -48,7 +47,7 @@ CALLS = [
     ({"axes": ""}, RopeError, "lower-case"),
     ({"axes": 4}, TypeError, "axes must be a string"),
     ({"axes": "shd"}, RopeError, "axes='shd' names 3 axes; q has 4"),
-    ({"axes": "bhsd"}, RopeError, "differ in tokens .axes='bhsd'.: 4 and 2.*k_positions"),
+    ({"axes": "bhsd"}, RopeError, "differ in tokens .axes='bhsd'.: 4 and 2. If k really has other"),
     ({"positions": 5}, RopeError, r"number for 9 tokens; write positions = offset \+ arange"),
     ({"positions": np.array(5)}, RopeError, r"offset \+ arange\(9\)"),
     ({"positions": np.arange(8)}, RopeError, r"shape \(8,\); it must broadcast to .* = \(2, 9\)"),
@@ -90,8 +89,7 @@ FIELDS = [
 
 
 @pytest.mark.parametrize(("options", "error", "message"), CALLS + FIELDS, ids=lambda a: str(a)[:40])
-def test_options(options: dict[str, Any], error: type[Exception], message: str) -> None:
-    """Nothing is written before all is checked."""
+def test_bad_options_raise_and_write_nothing(options, error, message):
     out = (np.zeros_like(Q), np.zeros_like(K))
     with pytest.raises(error, match=message):
         rope_xp.apply(Q, K, out=out, **options)
@@ -105,8 +103,6 @@ def test_options(options: dict[str, Any], error: type[Exception], message: str) 
 
 
 class Constant(Scaling):
-    """A scaling with the frequencies and the attention factor that it is given."""
-
     def __init__(self, frequencies: object, factor: float = 1.0) -> None:
         self.constant, self.attention_factor = frequencies, factor
 
@@ -148,7 +144,10 @@ VALUES: list[Row] = [
     # Arrays.
     ("axes='bshd' names 4 axes; k has 3", lambda: apply(Q, K[0])),
     ("differ in batch axis 'b' .*: 2 and 1", lambda: apply(Q, K[:1])),
-    ("differ in tokens .*: 9 and 5. Pass k_positions", lambda: apply(Q, K[:, :5])),
+    (
+        "differ in tokens .*: 9 and 5. If heads come before tokens, .* pass axes='bhsd'. If k re",
+        lambda: apply(Q, K[:, :5]),
+    ),
     ("differ in head_dim .*: 8 and 6", lambda: apply(Q, K[..., :6])),
     ("head_dim is 7, an odd number", lambda: apply(Q[..., :7], K[..., :7])),
     ("q has 1 axes; it needs at least two", lambda: apply(Q[0, 0, 0], K[0, 0, 0])),
@@ -184,8 +183,8 @@ VALUES: list[Row] = [
     # Choices.
     ("which must hold indices into ropes, from 0 to 1", lambda: choose(CHOICE, [0, 3])),
     (r"must rotate the same pairs.*ropes\[1\]", lambda: choose((CHOICE[0], RoPE()), [0, 1])),
-    ("must broadcast to", lambda: choose(CHOICE, [0, 1, 0]).apply(Q, K)),
-    ("length", lambda: choose((RoPE(scaling=LONG),), [0, 0]).rotate(Q)),
+    ("must broadcast to", lambda: choose(CHOICE, [0, 1, 0]).at([1], like=Q).apply(Q, K)),
+    ("length", lambda: choose((RoPE(scaling=LONG),), [0, 0]).at([1], like=Q)),
     # Weights.
     (r"\(24, 5\); its first axis must be num_h", lambda: permute(np.ones((24, 5)), 5, to="half")),
     ("head_dim even", lambda: permute(np.ones((24, 5)), 8, to="half")),
@@ -239,13 +238,15 @@ VALUES: list[Row] = [
     ("must be one of complex64", lambda: table(form="complex", dtype=np.float32)),
 ]
 TYPES: list[Row] = [
+    ("a tuple .q, k. of two arrays; got a tuple of 1", lambda: apply(Q, K, out=(Q,))),
+    ("positions must hold integers .*; got RoPE", lambda: apply(Q, K, RoPE())),
     (r"q is a numpy array of shape .* dtype int64; convert it to", lambda: apply(Q.astype(int), K)),
     ("k is .* dtype bool", lambda: apply(Q, K.astype(bool))),
     ("q is .* dtype complex128", lambda: apply(Q.astype(complex), K)),
     ("q is .* dtype object", lambda: apply(Q.astype(object), K)),
-    ("q is a list, which is no array of numpy, torch", lambda: apply(Q.tolist(), K)),
-    ("q is a NoneType, which is no array", lambda: apply(None, K)),
-    ("k is a float, which is no array", lambda: apply(Q, 1.0)),
+    ("q is a list; expected an array of numpy, torch", lambda: apply(Q.tolist(), K)),
+    ("q is None; expected an array", lambda: apply(None, K)),
+    ("k is a float; expected an array", lambda: apply(Q, 1.0)),
     ("MaskedArray: its operators", lambda: apply(np.ma.masked_array(Q), K)),
     ("matrix: its operators", lambda: apply(Q[0, :, 0].view(np.matrix), K[0, :, 0])),
     (r"got an array, ndarray of shape \(9, 4\).*apply_tables", lambda: apply(Q, K, COS, COS)),
@@ -290,12 +291,12 @@ TYPES: list[Row] = [
     ("error", "message", "call"),
     [*((RopeError, *row) for row in VALUES), *((TypeError, *row) for row in TYPES)],
 )
-def test_calls(error: type[Exception], message: str, call: Callable[[], Any]) -> None:
+def test_bad_arguments_raise_and_name_the_argument(error, message, call):
     with pytest.raises(error, match=message):
         call()
 
 
-def test_libraries_and_devices_do_not_mix() -> None:
+def test_arrays_of_two_libraries_or_devices_are_refused():
     torch, jnp = pytest.importorskip("torch"), pytest.importorskip("jax.numpy")
     q, k, on_meta = torch.ones(Q.shape), torch.ones(K.shape), torch.ones(K.shape, device="meta")
     cos, which = jnp.ones((9, 4)), torch.tensor([0, 1])
@@ -307,7 +308,7 @@ def test_libraries_and_devices_do_not_mix() -> None:
         ("x is a torch array and cos a jax array", lambda: tables(q, cos, cos)),
         (r"out\[0\] must be an array of torch like q", lambda: apply(q, k, out=(Q, k))),
         ("q is a numpy array and cos a torch", lambda: at(range(9), like=k).apply(Q, K)),
-        ("like is a numpy array and which a torch", lambda: choose(CHOICE, which).rotate(Q)),
+        ("like is a numpy array and which a torch", lambda: choose(CHOICE, which).at([1], like=Q)),
     ]:
         with pytest.raises(TypeError, match=message):
             call()
@@ -323,7 +324,7 @@ def test_libraries_and_devices_do_not_mix() -> None:
             call()
 
 
-def test_integers_on_every_backend(backend: Target) -> None:
+def test_integers_and_bool_positions_are_refused_on_every_backend(backend):
     x = backend.make(np.ones((3, 2, 8), np.int32))
     with pytest.raises(TypeError, match="x is .* dtype int32.*; convert it to one of bfloat16"):
         RoPE().rotate(x)
@@ -332,7 +333,7 @@ def test_integers_on_every_backend(backend: Target) -> None:
         RoPE().rotate(q, backend.make(np.ones(3, bool)))
 
 
-def test_hierarchy() -> None:
+def test_errors_derive_from_those_of_python():
     assert issubclass(RopeError, ValueError)
     assert issubclass(RopeConfigError, RopeError)
     assert issubclass(rope_xp.MissingBackendError, ImportError)
@@ -340,7 +341,7 @@ def test_hierarchy() -> None:
         ANGLES.cos = COS
 
 
-def test_what_is_just_allowed() -> None:
+def test_eleven_batch_axes_and_a_layout_of_equal_pairs_are_taken():
     assert RoPE().rotate(np.ones((1,) * 11 + (2,))).shape == (1,) * 11 + (2,)
     other = RoPE(layout="interleaved_to_half")
     assert HALF.rerotate(Q, None, None, to=other).shape == Q.shape
@@ -365,14 +366,14 @@ EXTREME = [
 
 
 @pytest.mark.parametrize(("rope", "message"), EXTREME, ids=lambda a: str(a)[:60])
-def test_scalings_beyond_all_measure(rope: RoPE, message: str) -> None:
+def test_scalings_beyond_float32_are_refused_when_used(rope, message):
     for x in (Q, Q.astype(float)):
         with pytest.raises(RopeError, match=message):
             rope.rotate(x)
 
 
 @pytest.mark.parametrize("rule", [NTK(2.0), YaRN(2.0, 512), Linear(2.0), Axial(), Proportional()])
-def test_frequencies_of_an_impossible_base_or_slice(rule: Scaling) -> None:
+def test_frequencies_of_an_impossible_base_or_rotary_dim_are_refused(rule):
     for base in (0, -1.0, NAN, math.inf, 10**400):
         for call in (rule.frequencies, inverse_frequencies):
             with pytest.raises(RopeError, match="base.* must be positive and finite"):
@@ -383,6 +384,6 @@ def test_frequencies_of_an_impossible_base_or_slice(rule: Scaling) -> None:
 
 
 @pytest.mark.parametrize("note", [Constant, Linear, math.inf, len, frozenset((1, 2))])
-def test_scalings_that_can_be_a_key(note: object) -> None:
+def test_scalings_with_hashable_fields_are_taken(note):
     scaling = Noted(note=note, aside=[1.0])
     assert RoPE(scaling=scaling).scaling is scaling

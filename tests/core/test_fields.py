@@ -7,10 +7,11 @@ import operator
 import pickle
 import re
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
+from support.rules import Only, Twice
 
 import rope_xp
 import rope_xp.positions  # which answers name, and which only those who want it import
@@ -30,7 +31,7 @@ from rope_xp.scaling import (
 )
 
 
-def test_fields_have_names() -> None:
+def test_fields_are_taken_by_keyword_alone():
     """RoPE(64) would be a base of 64."""
     with pytest.raises(
         TypeError, match=r"got 64. Write RoPE\(rotary_dim=64\) .* or RoPE\(base=64\)"
@@ -54,7 +55,7 @@ def test_fields_have_names() -> None:
         ("cu_seqlens", "cu_seqlens is positions=rope_xp.positions.packed(cu_seqlens)"),
     ],
 )
-def test_wrong_names_are_answered_with_the_right_one(name: str, answer: str) -> None:
+def test_wrong_names_are_answered_with_the_right_one(name, answer):
     axial, apply = (functools.partial(RoPE.axial, (4, 4)), functools.partial(rope_xp.apply, 0, 0))
     for make in (RoPE, axial, apply):
         with pytest.raises(TypeError, match=f"unknown option {name}; a RoPE has base, ") as caught:
@@ -62,15 +63,15 @@ def test_wrong_names_are_answered_with_the_right_one(name: str, answer: str) -> 
         assert f"position_axes; {answer}" in str(caught.value)
 
 
-def test_wrong_names_of_one_meaning_are_answered_at_once() -> None:
+def test_several_wrong_names_are_answered_at_once():
     with pytest.raises(TypeError, match="unknown option x, y; a RoPE has .*position_axes$"):
         RoPE(x=1, y=2, base=3)
     with pytest.raises(TypeError, match="option cos, sin; .*; cos is a table: .*; sin is a"):
         RoPE(cos=1, sin=2)
 
 
-def test_what_is_answered_exists() -> None:
-    """Each name that an answer sends to, and no answer to a name that is right."""
+def test_answers_to_wrong_names_name_what_exists():
+
     assert not {field.name for field in dataclasses.fields(RoPE)} & fields.FOREIGN.keys()
     named = set(re.findall(r"rope_xp((?:\.\w+)+)", " ".join(fields.FOREIGN.values())))
     assert {".apply_tables", ".apply_frequencies", ".scaling.Linear"} < named
@@ -103,7 +104,7 @@ HOLDERS: dict[str, Make] = {
 
 
 @pytest.mark.parametrize("name", HOLDERS)
-def test_numbers_of_numpy_are_held_as_those_of_python(name: str) -> None:
+def test_numbers_of_numpy_are_held_as_those_of_python(name):
     expected = HOLDERS[name](int, float)
     for integer, real in ((np.int64, np.float32), (np.uint8, np.float64)):
         holder = HOLDERS[name](lambda n, t=integer: (t if 0 <= n < 256 else np.int32)(n), real)
@@ -112,7 +113,7 @@ def test_numbers_of_numpy_are_held_as_those_of_python(name: str) -> None:
             assert describe(holder) == describe(expected)
 
 
-def test_numbers_of_numpy_are_taken_as_arguments() -> None:
+def test_numbers_of_numpy_are_taken_as_arguments():
     rope, x = RoPE(layout="half"), np.ones((3, 2, 16), np.float32)
     tables = rope.cos_sin([1, 2, 3], 8)
     for call in (
@@ -137,36 +138,21 @@ FIELDS: tuple[dict[str, Any], ...] = (
 
 
 @pytest.mark.parametrize("options", FIELDS, ids=",".join)
-def test_they_give_what_a_rope_gives(options: dict[str, Any]) -> None:
+def test_fields_of_apply_rotate_as_a_rope_of_them(options):
     positions = np.outer([1, 7] if "position_axes" in options else 1, np.arange(5)).squeeze()
     for _ in range(3):
         rotated = rope_xp.apply(Q, Q, positions, **options)[0]
         np.testing.assert_array_equal(rotated, RoPE(**options).rotate(Q, positions))
 
 
-class Slow(NamedTuple):
-    factor: float
-    effective_attention_factor = softmax_scale = 1.0
-
-    def for_length(self, n: int) -> Any:
-        return self
-
-    def frequencies(self, base: float, rotary_dim: int) -> np.ndarray:
-        return np.full(rotary_dim // 2, self.factor)
-
-
-class Slower(Slow):
-    def frequencies(self, base: float, rotary_dim: int) -> np.ndarray:
-        return np.full(rotary_dim // 2, self.factor / 2)
-
-
-def test_equal_values_of_other_types_are_others() -> None:
+def test_equal_fields_of_other_types_are_told_apart():
     def rotate(**options: Any) -> np.ndarray:
         return rope_xp.apply(Q, Q, None, **options)[0]
 
-    assert Slow(0.5) == Slower(0.5)
-    first, second = rotate(scaling=Slow(0.5)), rotate(scaling=Slower(0.5))
-    np.testing.assert_array_equal(second, RoPE(scaling=Slow(0.25)).rotate(Q))
+    quarter, half = (0.25,) * 4, (0.5,) * 4
+    assert Only(quarter) == Twice(quarter)
+    first, second = rotate(scaling=Only(quarter)), rotate(scaling=Twice(quarter))
+    np.testing.assert_array_equal(second, RoPE(scaling=Only(half)).rotate(Q))
     assert np.abs(first - second).max() > 0.1
     rotate(rotary_dim=8, base=1, position_axes=(0, 1, 0, 1))
     for message, options in (
@@ -181,8 +167,8 @@ def test_equal_values_of_other_types_are_others() -> None:
                 rotate(**options)
 
 
-def test_addresses_that_are_used_again_name_no_other_rule() -> None:
-    """Rules that are forgotten leave their memory to the next ones."""
+def test_rules_at_reused_addresses_are_told_apart_and_bounded():
+
     for i in range(1, 500):
         rule = Linear(float(i))
         rope_xp.explain(Q, Q, scaling=rule)

@@ -10,7 +10,7 @@ import pytest
 from support.equality import LAYOUTS
 from support.oracles import exact_cos_sin, exact_frequencies
 from support.rounding import nearest
-from support.targets import Target, numpy_dtype, rows
+from support.targets import numpy_dtype, rows
 
 import rope_xp
 from rope_xp import RoPE, RopeError
@@ -58,7 +58,7 @@ def build(rope: RoPE, form: str, **options: Any) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("rope", ROPES)
 @pytest.mark.parametrize("form", ["vllm", "huggingface", "complex", "onnx"])
-def test_each_form_is_that_of_its_engine(form: str, rope: RoPE) -> None:
+def test_each_form_of_table_equals_its_engine_in_float64(form, rope):
     tables = build(rope, form, dtype=np.complex128 if form == "complex" else np.float64)
     for ours, theirs in zip(tables, build_by_engine(form, rope), strict=True):
         assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
@@ -67,7 +67,7 @@ def test_each_form_is_that_of_its_engine(form: str, rope: RoPE) -> None:
 
 
 @pytest.mark.parametrize("rope", ROPES)
-def test_megatron_gets_angles_less_whole_turns(rope: RoPE) -> None:
+def test_megatron_tables_hold_angles_less_whole_turns(rope):
     (theirs,) = build_by_engine("megatron", rope)
     (ours,) = build(rope, "megatron", dtype=np.float64)
     (single,) = build(rope, "megatron")
@@ -79,7 +79,7 @@ def test_megatron_gets_angles_less_whole_turns(rope: RoPE) -> None:
     np.testing.assert_array_equal(single[small], theirs[small].astype(np.float32))
 
 
-def test_megatron_loses_nothing_far_out() -> None:
+def test_megatron_tables_are_exact_far_out():
     """Its own float32 angles of position 100,000 are off by up to 4e-3, so cosines are."""
     n = 100_000
     ours = RoPE(layout="half").table(n, 4, form="megatron")[-1, 0, 0, :2]
@@ -101,7 +101,6 @@ LIBRARIES = {
 
 
 def read(x: Any) -> np.ndarray:
-    """Return numbers as numpy's widest."""
     if hasattr(x, "detach"):
         return (x if x.is_complex() else x.double()).numpy()
     host = np.asarray(x.compute() if hasattr(x, "compute") else x)
@@ -110,7 +109,7 @@ def read(x: Any) -> np.ndarray:
 
 @pytest.mark.parametrize("name", LIBRARIES)
 @pytest.mark.parametrize("form", ["vllm", "huggingface", "megatron", "onnx", "complex"])
-def test_every_library_and_dtype_is_rounded_once(name: str, form: str) -> None:
+def test_tables_of_every_library_and_dtype_are_rounded_once(name, form):
     xp, rope = pytest.importorskip(name), ROPES[4]
     exact = build(rope, form, dtype=np.complex128 if form == "complex" else np.float64)
     for dtype in [t for t in LIBRARIES[name] if t.startswith("complex") == (form == "complex")]:
@@ -126,8 +125,8 @@ def test_every_library_and_dtype_is_rounded_once(name: str, form: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_no_number_of_a_table_is_rounded_twice(dtype: str) -> None:
-    """Some of so many would be, and differ."""
+def test_tables_of_16_bits_are_not_rounded_twice(dtype):
+
     table = RoPE().table(200_000, 4, form="vllm", dtype=numpy_dtype(dtype)).astype(np.float64)
     exact = RoPE().table(200_000, 4, form="vllm", dtype=np.float64)
     once, twice = nearest(exact, dtype), nearest(nearest(exact, "float32"), dtype)
@@ -136,8 +135,8 @@ def test_no_number_of_a_table_is_rounded_twice(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", REAL)
-def test_each_number_is_the_exact_one(dtype: str) -> None:
-    """Against fifty digits, at positions of which float64 products have lost some."""
+def test_tables_of_every_dtype_equal_fifty_digits_rounded(dtype):
+    """Also at positions of which float64 products have lost digits."""
     length, frequencies = 200_000, exact_frequencies(1e4, 8)
     tables = RoPE().table(length, 8, form="onnx", dtype=numpy_dtype(dtype))
     positions = (*range(0, 200, 7), *range(1, length, 9973), length - 1)
@@ -147,13 +146,13 @@ def test_each_number_is_the_exact_one(dtype: str) -> None:
         assert (error <= (bound if dtype == "float64" else 0)).all()
 
 
-def test_rows_of_components_are_those_of_one() -> None:
+def test_tables_of_several_components_are_those_of_one():
     for form in ("vllm", "megatron"):
         np.testing.assert_array_equal(*(rope.table(N, D, form=form) for rope in (ROPES[5], RoPE())))
 
 
-def test_a_server_and_a_trainer_agree_to_the_bit() -> None:
-    """What is rotated by a table is the same, whichever form it was sent in."""
+def test_rotations_by_tables_of_any_form_have_the_same_bits():
+
     rope, rng = ROPES[4], np.random.default_rng(0)
     q, at = rng.standard_normal((1, 5, 2, D), np.float32), np.array([3, 1, 4, 1, 5])
     cos, sin = rope.table(N, D, form="onnx")
@@ -164,7 +163,7 @@ def test_a_server_and_a_trainer_agree_to_the_bit() -> None:
     np.testing.assert_allclose(expected, rope.rotate(q, at), rtol=0, atol=8 * 1.14 * 2.4e-7)
 
 
-def test_a_rule_that_depends_on_the_context_is_fixed_first() -> None:
+def test_tables_of_a_rule_without_its_length_are_refused():
     rope = RoPE(scaling=DynamicNTK(2.0, 64))
     with pytest.raises(RopeError, match="depend on the length of the context; fix it first"):
         rope.table(128, 8, form="vllm")
@@ -173,7 +172,7 @@ def test_a_rule_that_depends_on_the_context_is_fixed_first() -> None:
     np.testing.assert_array_equal(fixed.table(8, 8, form="onnx")[0][1], cos)
 
 
-def test_compilers_get_a_constant_or_an_error() -> None:
+def test_tables_within_a_compiled_function_are_constant_or_refused():
     torch, jax = pytest.importorskip("torch"), pytest.importorskip("jax")
     rope = RoPE(scaling=Linear(2.0))
     compiled = torch.compile(
@@ -204,7 +203,7 @@ def rotate_as_advised(rotate: Callable[[Any, Any], Any], cos: Any, sin: Any, col
 @pytest.mark.parametrize("backend", rows(("numpy", "torch", "array-api-strict", "jax")))
 @pytest.mark.parametrize("columns", ["halves", "neighbours"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_advice_for_whole_heads_is_right(backend: Target, columns: Any, layout: Any) -> None:
+def test_advice_for_doubled_tables_gives_the_rotation(backend, columns, layout):
     rope, x = RoPE(layout=layout), backend.make(X)
     cos, sin = (backend.make(doubled(np, t, columns)) for t in rope.cos_sin(AT + 3, D))
     expected = backend.back(rope.rotate(x, AT + 3))
@@ -222,9 +221,7 @@ def test_the_advice_for_whole_heads_is_right(backend: Target, columns: Any, layo
 @pytest.mark.parametrize("columns", ["halves", "neighbours"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("r", [4, 8, 12])
-def test_those_of_a_part_of_a_head_are_told_by_their_numbers(
-    backend: Target, columns: Any, dtype: str, r: int
-) -> None:
+def test_doubled_tables_of_a_part_of_a_head_are_told_by_their_numbers(backend, columns, dtype, r):
     """Their shape alone would do for twice as many components."""
     rope, x = RoPE(layout="half", rotary_dim=r), backend.make(X)
     tables = [doubled(np, t, columns).astype(numpy_dtype(dtype)) for t in rope.cos_sin(AT, D)]
@@ -237,7 +234,7 @@ def test_those_of_a_part_of_a_head_are_told_by_their_numbers(
             RoPE(layout="half").with_tables(*made)
 
 
-def test_tables_that_only_seem_to_hold_angles_twice() -> None:
+def test_tables_that_only_seem_doubled_are_taken():
     for at in (np.zeros(6), AT):  # of position 0, all columns are equal
         tables = RoPE(rotary_dim=8).cos_sin(at, D)
         rope_xp.apply_tables(X, *tables)
@@ -254,7 +251,7 @@ def test_tables_that_only_seem_to_hold_angles_twice() -> None:
     np.testing.assert_array_equal(by_tables.rotate(X), expected)
 
 
-def test_nothing_is_read_while_a_compiler_traces() -> None:
+def test_doubled_tables_are_not_read_while_a_compiler_traces():
     torch = pytest.importorskip("torch")
     tables = RoPE(rotary_dim=8).table(6, D, form="huggingface")
     x = torch.from_numpy(X)

@@ -3,16 +3,13 @@
 import re
 from typing import Any
 
-import mpmath
 import numpy as np
 import pytest
-from numpy.random import Generator
 from support.oracles import exact_cos_sin
 from support.targets import TARGETS, Target, rows
 
 from rope_xp import RoPE, RopeError, apply_frequencies
 from rope_xp._frequencies import initial_frequencies
-from rope_xp._rotation import products
 from rope_xp.scaling import YaRN
 
 # Proved in rope_xp/_rotation/products.py, for one component.
@@ -46,7 +43,7 @@ def cos_sin(backend: Target, positions: Any, frequencies: Any, dtype: str) -> np
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_angles_are_exact_at_any_position(backend: Target, dtype: str) -> None:
+def test_learned_angles_are_within_the_bound_at_any_position(backend, dtype):
     if dtype not in backend.floats:
         pytest.skip(f"{backend} is not tested with {dtype}")
     frequencies = FREQUENCIES.astype(dtype)
@@ -58,7 +55,7 @@ def test_angles_are_exact_at_any_position(backend: Target, dtype: str) -> None:
 
 @pytest.mark.parametrize("kind", [np.float32, np.float64, np.float16])
 @pytest.mark.parametrize("scale", [1.0, 1e-7, 1000.0])
-def test_positions_with_fractions(rng: Generator, kind: Any, scale: float) -> None:
+def test_learned_angles_of_fractions_are_exact(rng, kind, scale):
     positions = (rng.uniform(-1, 1, 20) * scale).astype(kind)
     for dtype, bound in BOUND.items():
         frequencies = FREQUENCIES.astype(dtype)
@@ -69,22 +66,12 @@ def test_positions_with_fractions(rng: Generator, kind: Any, scale: float) -> No
 
 
 @pytest.mark.parametrize("backend", rows(("numpy", "torch")))
-def test_frequencies_of_float64_keep_their_digits(backend: Target) -> None:
-    """For angles of float32 too."""
+def test_learned_frequencies_of_float64_keep_their_digits_for_float32(backend):
     frequencies = FREQUENCIES * (1 + 1e-9)
     expected = true_cos_sin(POSITIONS, frequencies)
     for made in (frequencies, backend.make(frequencies)):
         tables = cos_sin(backend, POSITIONS, made, "float32")
         assert np.abs(tables - expected).max() <= BOUND["float32"]
-
-
-def test_digits_of_a_turn() -> None:
-    for base in (products.SINGLE, products.DOUBLE):
-        digits = products._get_radian_digits(base.bits, 7)
-        with mpmath.workdps(80):
-            total = sum(mpmath.ldexp(d, -base.bits * n) for n, d in enumerate(digits))
-            assert abs(total - 1 / (2 * mpmath.pi)) < mpmath.ldexp(1, -base.bits * 7)
-        assert all(abs(d) <= 2 ** (base.bits - 1) for d in digits)
 
 
 # --- shapes --------------------------------------------------------------------------------------
@@ -100,7 +87,6 @@ CASES = (
 
 
 def rotate_in_float64(x: np.ndarray, positions: Any, f: np.ndarray, layout: str) -> np.ndarray:
-    """Rotate x of (b, s, h, d) by complex numbers."""
     f, p = np.asarray(f, np.float64), np.asarray(positions, np.float64)
     if f.ndim < 3:
         f, p = f.reshape(1, -1, f.shape[-1]), p[None]
@@ -120,7 +106,7 @@ def rotate_in_float64(x: np.ndarray, positions: Any, f: np.ndarray, layout: str)
 
 @pytest.mark.covering
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_shapes_axes_and_layouts(backend: Target, case: tuple[Any, ...], rng: Generator) -> None:
+def test_every_shape_of_frequencies_equals_complex_numbers(backend, case, rng):
     layout, shape, axes, kind = case
     pair = rng.standard_normal((2, 5, 4, 20), "f4"), rng.standard_normal((2, 5, 2, 20), "f4")
     frequencies = rng.standard_normal(shape, "f4")
@@ -141,7 +127,7 @@ def test_shapes_axes_and_layouts(backend: Target, case: tuple[Any, ...], rng: Ge
         assert np.abs(backend.back(y) - expected).max() < 8e-6
 
 
-def test_it_is_a_rope_where_frequencies_are_those_of_one(backend: Target) -> None:
+def test_frequencies_of_a_rope_rotate_as_the_rope(backend):
     rope = RoPE(layout="half", rotary_dim=16)
     x = backend.make(np.random.default_rng(0).standard_normal((2, 5, 4, 20), np.float32))
     positions = [0, 3, 70_000, 1_000_000, 5]
@@ -151,7 +137,7 @@ def test_it_is_a_rope_where_frequencies_are_those_of_one(backend: Target) -> Non
 
 
 @pytest.mark.parametrize("heads", [1, 2])
-def test_learning_starts_from_a_rope(heads: int, rng: Generator) -> None:
+def test_initial_frequencies_rotate_as_their_rope(heads, rng):
     q, k = rng.standard_normal((1, 6, 4, 16)), rng.standard_normal((1, 6, 2, 16))
     for axes in (None, (0, 1, 1, 0, 2, 2, 2, 0)):
         rope = RoPE(layout="half", position_axes=axes)
@@ -170,7 +156,7 @@ def test_learning_starts_from_a_rope(heads: int, rng: Generator) -> None:
 # --- out and errors ------------------------------------------------------------------------------
 
 
-def test_in_place_and_counted_from_0(rng: Generator) -> None:
+def test_learned_rotations_in_place_and_of_implicit_positions(rng):
     for f in (rng.standard_normal(4), rng.standard_normal((2, 4))):
         q, k = rng.standard_normal((2, 5, 4, 8)), rng.standard_normal((2, 5, 2, 8))
         expected = apply_frequencies(q, k, [range(5)] * 2, f, layout="half")
@@ -180,7 +166,7 @@ def test_in_place_and_counted_from_0(rng: Generator) -> None:
             np.testing.assert_array_equal(result, right)
 
 
-def test_what_is_out_of_range_on_a_device_is_loud() -> None:
+def test_learned_rotations_out_of_range_on_a_device_give_nan():
     torch = pytest.importorskip("torch")
     x = torch.ones(3, 1, 4)
     far = torch.tensor([0, 1 << 31, -(1 << 31)])
@@ -210,7 +196,7 @@ ERRORS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("message", "changed"), ERRORS)
-def test_errors(message: str, changed: dict[str, Any]) -> None:
+def test_bad_arguments_raise_and_write_nothing(message, changed):
     q, k = np.ones((3, 4, 8)), np.ones((3, 2, 8))
     options = {"positions": None, "frequencies": np.ones(2), "layout": "half"} | changed
     if "axes" in options:
@@ -221,7 +207,7 @@ def test_errors(message: str, changed: dict[str, Any]) -> None:
     assert (k == 1).all()
 
 
-def test_errors_of_two_arrays() -> None:
+def test_overlap_and_mixed_libraries_of_apply_frequencies_are_refused():
     torch = pytest.importorskip("torch")
     q, k = np.ones((3, 4, 8)), np.ones((3, 4, 8))
     with pytest.raises(RopeError, match=r"out\[0\] overlaps k"):

@@ -8,16 +8,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.targets import Target, rows
+from support.targets import rows
 
-import rope_xp
-from rope_xp import RopeError, positions
+from rope_xp import RoPE, RopeError, positions
 
 lengths = st.lists(st.integers(0, 9), min_size=1, max_size=8)
 
 
 @given(lengths, st.integers(1, 4))
-def test_packed_counts_from_0_and_offsets_count_on(counts: list[int], new: int) -> None:
+def test_packed_counts_from_0_and_offsets_count_on(counts, new):
     ends = np.cumsum([0, *counts])
     expected = [i for n in counts for i in range(n)]
     assert positions.packed(ends.tolist()).tolist() == expected
@@ -27,7 +26,7 @@ def test_packed_counts_from_0_and_offsets_count_on(counts: list[int], new: int) 
 
 
 @pytest.mark.parametrize("backend", rows(("numpy", "array-api-strict", "torch", "jax")))
-def test_arrays_of_any_library(backend: Target) -> None:
+def test_builders_return_arrays_of_the_library_that_is_asked_for(backend):
     xp = importlib.import_module({"jax": "jax.numpy"}.get(backend.module, backend.module))
     ends = xp.asarray(np.array([0, 3, 3, 7], np.int32))
     packed, offsets = positions.packed(ends), positions.offsets(ends[1:], 2)
@@ -47,8 +46,8 @@ def test_arrays_of_any_library(backend: Target) -> None:
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=6), st.integers(1, 4))
-def test_zigzag_of_packed_sequences(chunks: list[int], shards: int) -> None:
-    """Each sequence is cut as a lone one is: the split of Transformer Engine's "thd"."""
+def test_zigzag_cuts_each_packed_sequence_as_a_lone_one(chunks, shards):
+    """The split of Transformer Engine's "thd"."""
     ends = np.cumsum([0, *(2 * shards * n for n in chunks)])
     result = positions.zigzag(cu_seqlens=ends.tolist(), shards=shards)
     for device in range(shards):
@@ -62,7 +61,7 @@ def test_zigzag_of_packed_sequences(chunks: list[int], shards: int) -> None:
 
 
 @given(st.integers(1, 6), st.integers(1, 5))
-def test_zigzag_shares_the_work_of_a_causal_mask(shards: int, chunk: int) -> None:
+def test_zigzag_shares_the_work_of_a_causal_mask(shards, chunk):
     tokens = 2 * shards * chunk
     result = positions.zigzag(tokens, shards)
     assert result.shape == (shards, 2 * chunk)
@@ -74,7 +73,7 @@ def test_zigzag_shares_the_work_of_a_causal_mask(shards: int, chunk: int) -> Non
 @pytest.mark.parametrize(
     "backend", rows(("numpy", "array-api-strict", "torch", "torch-compile", "jax-jit"))
 )
-def test_packed_sequences_under_compilers(backend: Target) -> None:
+def test_builders_under_compilers_take_traced_lengths(backend):
     ends = backend.make(np.array([0, 4, 4, 12], np.int32))
     tokens = backend.run(lambda ends: positions.zigzag(12, 2, cu_seqlens=ends), ends)
     assert backend.back(tokens).tolist() == [[0, 3, 4, 5, 10, 11], [1, 2, 6, 7, 8, 9]]
@@ -82,20 +81,20 @@ def test_packed_sequences_under_compilers(backend: Target) -> None:
     assert backend.back(packed).tolist() == [*range(4), *range(8), 0]
 
 
-def test_packed_without_a_total_under_jit() -> None:
+def test_packed_under_jit_without_a_total_is_refused():
     jax = pytest.importorskip("jax")
     with pytest.raises(RopeError, match="pass the number of tokens as total="):
         jax.jit(positions.packed)(jax.numpy.array([0, 3]))
 
 
-def test_packed_sequences_are_rotated_as_if_alone(rng: np.random.Generator) -> None:
+def test_packed_sequences_are_rotated_as_if_alone(rng):
     x, ends = rng.standard_normal((9, 2, 8)), [0, 4, 5, 9]
-    together = rope_xp.RoPE().rotate(x, positions.packed(ends))
+    together = RoPE().rotate(x, positions.packed(ends))
     for start, end in pairwise(ends):
-        np.testing.assert_array_equal(together[start:end], rope_xp.RoPE().rotate(x[start:end]))
+        np.testing.assert_array_equal(together[start:end], RoPE().rotate(x[start:end]))
 
 
-def test_a_video_is_grids_in_a_row() -> None:
+def test_a_video_is_grids_in_a_row():
     grid = [[i for i in range(3) for _ in range(4)], [*range(4)] * 3]
     assert positions.grid(3, 4).tolist() == grid
     video = positions.video(2, 3, 4).reshape(3, 2, 12)
@@ -104,20 +103,93 @@ def test_a_video_is_grids_in_a_row() -> None:
         assert video[1:, frame].tolist() == grid
 
 
-def test_mrope_goes_on_from_a_start_and_by_seconds() -> None:
+def test_mrope_goes_on_from_a_start_and_by_seconds():
     whole = positions.mrope([3, (1, 2, 2), 4])
     np.testing.assert_array_equal(positions.mrope([4], start=5), whole[:, 7:])
     assert positions.mrope([(3, 1, 1)], interval=2.5)[0].tolist() == [0, 2, 5]
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.uint64, np.int64])
-def test_integers_of_any_width(dtype: Any) -> None:
+def test_builders_take_integers_of_any_width(dtype):
     ends = np.array([0, 100, 127], dtype)
     packed = positions.packed(ends, total=np.int64(300))
     assert packed.tolist() == [*range(100), *range(27), *range(173)]
     assert positions.offsets(ends, 300)[2, -1] == 426
     assert positions.grid(dtype(1), np.int32(2)).tolist() == [[0, 0], [0, 1]]
     assert positions.mrope([dtype(2), np.array([1, 1, 2], dtype)]).shape == (3, 4)
+
+
+# --- patches as image and video models number them, each spelled out in plain loops ---------------
+
+
+def cells(lines: list[list[float]]) -> list[list[float]]:
+    """Return the components of all cells of a grid of such lines, the last axis fastest."""
+    points: list[tuple[float, ...]] = [()]
+    for line in lines:
+        points = [(*point, value) for point in points for value in line]
+    return [list(component) for component in zip(*points, strict=True)]
+
+
+def test_video_at_a_frame_rate_equals_cosmos():
+    # Cosmos: the frame in units of 1/24 s of a video of 16 frames a second.
+    expected = cells([[i / 16 * 24 for i in range(5)], [0, 1], [0, 1, 2]])
+    result = positions.video(5, 2, 3, step=(24 / 16, 1, 1))
+    np.testing.assert_allclose(result, expected, rtol=1e-15)
+
+
+@pytest.mark.parametrize(("height", "width"), [(4, 6), (5, 3), (1, 1)])
+def test_grids_counted_from_the_middle_equal_qwen_image(height, width):
+    # Qwen-Image: negative rows first, one more than of the others where their number is odd.
+    rows, columns = ([*range(-(n - n // 2), 0), *range(n // 2)] for n in (height, width))
+    result = positions.video(1, height, width, start=(2, 0, 0), centre=True)
+    assert result.dtype == np.int64
+    assert result.tolist() == cells([[2], rows, columns])
+    assert positions.grid(height, width, centre=True).tolist() == result[1:].tolist()
+
+
+def test_a_stretched_grid_equals_cogvideox():
+    # CogVideoX: rows spaced evenly from the top of a crop, its bottom left out.
+    top, left, bottom, right = 3, 5, 33, 50
+    rows = np.linspace(top, bottom * 9 / 10, 10).tolist()
+    columns = np.linspace(left, right * 14 / 15, 15).tolist()
+    step = ((bottom * 9 / 10 - top) / 9, (right * 14 / 15 - left) / 14)
+    result = positions.video(2, 10, 15, start=(0, top, left), step=(1, *step))
+    np.testing.assert_allclose(result, cells([[0, 1], rows, columns]), rtol=1e-14)
+
+
+def test_middles_of_patches_equal_dinov3():
+    # The middles of patches, from -1 to 1.
+    rows, columns = ([2 * (i + 0.5) / n - 1 for i in range(n)] for n in (4, 6))
+    result = positions.grid(4, 6, start=(-1 + 1 / 4, -1 + 1 / 6), step=(2 / 4, 2 / 6))
+    np.testing.assert_allclose(result, cells([rows, columns]), atol=1e-15)
+
+
+def test_text_beside_an_image_equals_z_image_and_qwen_image():
+    # Z-Image: a caption counts frames from 1, the image lies in the frame behind it.
+    caption = positions.text(3, 3, start=(1, 0, 0), along=(0,))
+    image = positions.video(1, 2, 2, start=(4, 0, 0))
+    both = np.concatenate([caption, image], axis=1)
+    assert both.tolist() == [[1, 2, 3, 4, 4, 4, 4], [0, 0, 0, 0, 0, 1, 1], [0, 0, 0, 0, 1, 0, 1]]
+    # Qwen-Image: all components of the text go on.
+    assert positions.text(2, 3, start=5).tolist() == [[5, 6]] * 3
+    assert positions.text(4, 2, along=()).tolist() == [[0] * 4] * 2
+    assert positions.text(0, 2).shape == (2, 0)
+
+
+def test_fractions_of_other_libraries_are_float32():
+    torch = pytest.importorskip("torch")
+    result = positions.grid(2, 2, step=0.5, xp=torch)
+    assert result.dtype == torch.float32
+    assert result.tolist() == positions.grid(2, 2, step=0.5).tolist()
+
+
+def test_a_grid_of_eva_02_gives_its_angles():
+    """A grid stretched to 16 by 16, as docs/diffusion.md has it."""
+    at = positions.grid(3, 4, step=(16 / 3, 16 / 4))
+    w = 10000.0 ** -(np.arange(8) / 8)
+    angles = np.concatenate([at[0][:, None] * w, at[1][:, None] * w], axis=1)
+    cos, _ = RoPE.axial((16, 16)).cos_sin(at, 32, dtype=np.float64)
+    np.testing.assert_allclose(cos, np.cos(angles), rtol=0, atol=1e-13)
 
 
 WRONG: list[tuple[str, Any]] = [
@@ -135,7 +207,6 @@ WRONG: list[tuple[str, Any]] = [
     ("needs xp, the library", lambda: positions.grid(2, 3, device="cuda")),
     ("lengths must be a row of integers", lambda: positions.offsets([[3]])),
     ("new_tokens must be positive", lambda: positions.offsets([3], 0)),
-    ("height must be positive", lambda: positions.grid(0, 3)),
     ("frames must be positive", lambda: positions.video(-1, 3, 3)),
     (r"spans\[1\] must be positive", lambda: positions.mrope([3, 0])),
     ("width must be positive", lambda: positions.mrope([(1, 3, 0)])),
@@ -150,6 +221,6 @@ WRONG: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("message", "make"), WRONG, ids=[message for message, _ in WRONG])
-def test_impossible_arrangements(message: str, make: Any) -> None:
+def test_impossible_arrangements_are_refused(message, make):
     with pytest.raises(RopeError, match=message):
         make()

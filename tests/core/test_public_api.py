@@ -50,7 +50,6 @@ SIGNATURES = {
     "QKNorm": "q_weight=None, k_weight=None, eps=1e-06, offset=0.0, round_between=False",
     "Choice": "ropes, which",
     "Choice.at": "self, positions, *, like",
-    "Choice.apply": "self, q, k, positions=None, *, axes=None, out=None",
     "Angles.apply": "self, q, k, *, axes=None, out=None, slots=None, norm=None",
     "Angles.rotate": "self, x, *, axes=None, out=None, norm=None",
     "Angles.unrotate": "self, x, *, axes=None, out=None",
@@ -66,6 +65,7 @@ SIGNATURES = {
     "scaling.Axial": "axes=2, order='blocks', sections=None, bases=None",
     "scaling.RIFLEx": "k, length, scaling=None, axis=0, share=0.9",
     "from_hf_config": "config, *, layout=None",
+    "plan": "config, *, layout=None",
     "scaling.inverse_frequencies": "base, rotary_dim",
 }
 
@@ -75,24 +75,25 @@ def get_public(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", SIGNATURES)
-def test_signatures(name: str) -> None:
+def test_signatures_are_those_agreed(name):
     parameters = inspect.signature(get_public(name)).parameters.values()
     bare = [p.replace(annotation=inspect.Parameter.empty) for p in parameters]
     assert str(inspect.Signature(bare))[1:-1] == SIGNATURES[name]
 
 
 NAMES = """
-Angles Choice Explanation MissingBackendError QKNorm RoPE RopeConfigError RopeError apply
-apply_frequencies apply_tables clear_caches explain from_hf_config permute_weights scaling use_path
+Angles Choice Explanation LayerPlan MissingBackendError QKNorm RoPE RopeConfigError RopeError apply
+apply_frequencies apply_tables clear_caches explain from_hf_config permute_weights plan scaling
+use_path
 """
-MODULES = "angles backend choice hf integrations layers onnx papers positions rope testing"
+MODULES = "angles backend choice hf integrations layers norm onnx papers positions rope testing"
 MEMBERS = """
 apply rotate unrotate rerotate frequencies wavelengths cos_sin attention_factor softmax_scale
 for_length at with_tables table axial
 """
 
 
-def test_names() -> None:
+def test_public_names_are_those_agreed():
     assert rope_xp.__all__ == NAMES.split() == sorted(rope_xp.__all__)
     public = {name for name in vars(rope_xp) if not name.startswith("_")}
     assert public - set(rope_xp.__all__) <= set(MODULES.split())
@@ -100,7 +101,7 @@ def test_names() -> None:
     assert members == {field.name for field in fields(RoPE)} | set(MEMBERS.split())
 
 
-def test_version() -> None:
+def test_the_version_is_that_of_the_package():
     assert rope_xp.__version__ == importlib.metadata.version("rope-xp")
 
 
@@ -108,8 +109,7 @@ METHODS = {f"RoPE.{m}" for m in MEMBERS.split()[:4]} | {"RoPE.cos_sin", "RoPE.at
 
 
 @pytest.mark.parametrize("name", SIGNATURES)
-def test_help_is_whole(name: str) -> None:
-    """Each docstring has an example, and each method of a RoPE describes its parameters."""
+def test_docstrings_have_examples_and_describe_all_parameters(name):
     doc = inspect.getdoc(get_public(name))
     assert doc
     assert ">>>" in doc or name == "RoPE.apply"  # which points to apply
@@ -120,15 +120,9 @@ def test_help_is_whole(name: str) -> None:
         assert set(inspect.signature(get_public(name)).parameters) - {"self"} <= described
 
 
-def test_a_rope_is_a_value() -> None:
-    rope = RoPE(
-        base=5e5,
-        layout="half",
-        rotary_dim=64,
-        rotary_offset=-64,
-        scaling=rope_xp.scaling.Linear(2.0),
-        position_axes=(0, 1) * 16,
-    )
+def test_a_rope_can_be_compared_hashed_copied_and_pickled():
+    part, linear = {"rotary_dim": 64, "rotary_offset": -64}, rope_xp.scaling.Linear(2.0)
+    rope = RoPE(base=5e5, layout="half", scaling=linear, position_axes=(0, 1) * 16, **part)
     assert rope == replace(rope)
     assert hash(rope) == hash(replace(rope))
     assert rope != replace(rope, base=1e4)
@@ -143,7 +137,7 @@ def test_a_rope_is_a_value() -> None:
 OF_DEVELOPERS = ("test", "gpu-test", "bench", "docs")
 
 
-def test_extras() -> None:
+def test_extras_have_the_lower_bounds_that_are_checked():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     every = [*project["dependencies"], *(d for listed in extras.values() for d in listed)]

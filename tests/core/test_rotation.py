@@ -1,12 +1,11 @@
 """The rotation against complex arithmetic in float64 and the paper's dense matrix."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 from support import oracles
 from support.equality import LAYOUTS
-from support.targets import Target, numpy_dtype, truth
+from support.rules import Temperature
+from support.targets import numpy_dtype, truth
 
 import rope_xp
 from rope_xp import RoPE
@@ -14,7 +13,7 @@ from rope_xp import RoPE
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("offset", [0, 3])
-def test_against_complex_float64(backend: Target, layout: str, offset: int) -> None:
+def test_rotations_equal_complex_numbers(backend, layout, offset):
     rng = np.random.default_rng(3)
     x = rng.standard_normal((2, 50, 3, 20), np.float32)
     rope = RoPE(layout=layout, rotary_dim=16, rotary_offset=offset, base=5e5)
@@ -27,7 +26,7 @@ def test_against_complex_float64(backend: Target, layout: str, offset: int) -> N
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_rotation_is_within_two_ulp_given_the_tables(backend: Target, layout: str) -> None:
+def test_rotations_by_given_tables_are_within_two_ulp(backend, layout):
     """Bound: two products and their sum, each rounded: 2 ulp of max(|x1|, |x2|)."""
     rng = np.random.default_rng(5)
     x = (rng.standard_normal((40, 30, 64)) * 10.0 ** rng.integers(-6, 6, (40, 30, 64))).astype("f4")
@@ -44,7 +43,7 @@ def test_rotation_is_within_two_ulp_given_the_tables(backend: Target, layout: st
     assert oracles.ulps(backend.back(rotated), exact, x, layout) <= 2
 
 
-def test_paper_equations_15_and_34_agree() -> None:
+def test_rotations_equal_the_dense_matrix_of_the_paper():
     rng = np.random.default_rng(1)
     rope, x, positions = RoPE(), rng.standard_normal((7, 1, 10)), rng.integers(0, 100_000, 7)
     rotated = rope.rotate(x, positions)[:, 0]
@@ -58,7 +57,7 @@ def test_paper_equations_15_and_34_agree() -> None:
 @pytest.mark.parametrize("part", [(None, 0), (2, 1), (6, 0), (8, -8), (8, 2)])
 @pytest.mark.parametrize("layout", LAYOUTS[:2])
 @pytest.mark.parametrize("base", [100.0, 1e4, 1e7])
-def test_scores_depend_on_the_difference_alone(base: float, layout: str, part: Any) -> None:
+def test_scores_depend_on_the_difference_alone(base, layout, part):
     """R(m)^T R(n) = R(n - m), arXiv 2104.09864, eq. 16, and R(-m) = R(m)^T."""
     rng = np.random.default_rng(0)
     rope = RoPE(base=base, layout=layout, rotary_dim=part[0], rotary_offset=part[1])
@@ -74,7 +73,7 @@ def test_scores_depend_on_the_difference_alone(base: float, layout: str, part: A
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_sixteen_bits_are_rounded_once(backend: Target, dtype: str) -> None:
+def test_numbers_of_16_bits_are_rounded_once(backend, dtype):
     """All finite values of the dtype, through float32 and back."""
     if dtype not in backend.floats:
         assert backend.module in ("array_api_strict", "cupy")  # which have no such dtype
@@ -101,7 +100,7 @@ def test_sixteen_bits_are_rounded_once(backend: Target, dtype: str) -> None:
         assert (steps[compared] != 0).mean() < 0.001
 
 
-def test_nan_and_infinity_pass_through(backend: Target) -> None:
+def test_nan_and_infinity_pass_through(backend):
     x = np.ones((1, 2, 8), np.float32)
     x[0, 0, 0], x[0, 1, 2] = np.nan, np.inf
     with np.errstate(invalid="ignore"):
@@ -115,27 +114,10 @@ def test_nan_and_infinity_pass_through(backend: Target) -> None:
 # --- attention factors ---------------------------------------------------------------------------
 
 
-class Temperature(rope_xp.scaling.Scaling):
-    """A scaling of a third party: plain frequencies, and a factor on cos and sin."""
-
-    softmax_scale = 2.0
-
-    def __init__(self, factor: float) -> None:
-        self.attention_factor = factor
-
-    def frequencies(self, base: float, rotary_dim: int) -> np.ndarray:
-        return rope_xp.scaling.inverse_frequencies(base, rotary_dim)
-
-    def for_length(self, n: int) -> rope_xp.scaling.Scaling:
-        return Temperature(self.attention_factor * n)
-
-
 @pytest.mark.parametrize("axes", [None, (0, 1, 2, 1, 0, 0, 2, 2)])
-def test_attention_factor_scales_once_and_is_undone(
-    backend: Target, axes: tuple[int, ...] | None
-) -> None:
-    rope = RoPE(scaling=Temperature(1.25), layout="half", position_axes=axes)
-    assert (rope.attention_factor, rope.softmax_scale) == (1.25, 2.0)
+def test_the_attention_factor_scales_once_and_is_undone(backend, axes):
+    rope = RoPE(scaling=Temperature(1.0), layout="half", position_axes=axes)
+    assert rope.attention_factor == 1.25
     x = np.random.default_rng(2).standard_normal((9, 2, 16), np.float32)
     positions = np.arange(9 if axes is None else 27).reshape(-1, 9) * 100_000
     angles = positions[list(axes or [0] * 8)].T * RoPE().frequencies(16)
@@ -151,8 +133,7 @@ def test_attention_factor_scales_once_and_is_undone(
         np.testing.assert_allclose(np.hypot(*tables), 1.25, rtol=bound)
 
 
-def test_tables_are_used_in_the_precision_of_the_rotation(backend: Target) -> None:
-    """float64 for float64, float32 for all else, whatever dtype the tables come in."""
+def test_tables_of_any_dtype_are_used_in_the_precision_of_the_rotation(backend):
     rng = np.random.default_rng(3)
     angles = rng.uniform(0, 6, (9, 4))
     cos, sin = np.cos(angles), np.sin(angles)

@@ -5,13 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.random import Generator
-from support.bits import sample
+from support.bits import same, sample
 from support.equality import LAYOUTS, POSITIONS, check, check_result
 from support.targets import Target, truth
 
 import rope_xp
-from rope_xp import Angles, Choice, RoPE, RopeError
+from rope_xp import Angles, Choice, QKNorm, RoPE, RopeError
 from rope_xp.scaling import Linear, LongRoPE, YaRN
 
 YARN = YaRN(4.0, 4096)
@@ -20,8 +19,7 @@ ROPES = {
     "half": RoPE(layout="half", base=5e5),
     "interleaved_to_half": RoPE(layout="interleaved_to_half"),
     "slice": RoPE(layout="half", rotary_dim=6, rotary_offset=-8),
-    "factor": RoPE(layout="half", scaling=YARN),
-    "factor and layouts": RoPE(layout="interleaved_to_half", scaling=YARN),
+    **{f"factor, {layout}": RoPE(layout=layout, scaling=YARN) for layout in LAYOUTS},
 }
 
 
@@ -46,22 +44,15 @@ def check_at(
 
 @pytest.mark.covering
 @pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES)
-def test_the_numbers_of_the_rope(backend: Target, rope: RoPE, rng: Generator) -> None:
-    check_at(backend, rope, sample(rng, 2, 9, 4, 16), sample(rng, 2, 9, 2, 16), POSITIONS)
-
-
-@pytest.mark.covering
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_dtypes(backend: Target, layout: str, rng: Generator) -> None:
-    rope = RoPE(layout=layout, scaling=YARN)
+def test_angles_rotate_as_their_rope(backend, rope, rng):
     for dtype in backend.floats[1:3] if backend.compiles else backend.floats:
-        q, k = sample(rng, 9, 4, 16, dtype=dtype), sample(rng, 9, 1, 16, dtype=dtype)
+        q, k = (sample(rng, 2, 9, heads, 16, dtype=dtype) for heads in (4, 1))
         check_at(backend, rope, q, k, POSITIONS)
 
 
 @pytest.mark.covering
 @pytest.mark.parametrize("kind", ["batched", "one a sequence", "fractions", "token", "components"])
-def test_positions(backend: Target, kind: str, rng: Generator) -> None:
+def test_angles_of_positions_of_every_kind_rotate_as_their_rope(backend, kind, rng):
     axes = (0, 1, 0, 1) if kind == "components" else None
     positions: Any = rng.integers(0, 1 << 20, (2, 2, 9) if axes else (2, 9))
     if kind == "one a sequence":
@@ -76,14 +67,14 @@ def test_positions(backend: Target, kind: str, rng: Generator) -> None:
     check_at(backend, rope, q, k, positions, axes="bhsd")
 
 
-def test_positions_of_the_library(backend: Target, rng: Generator) -> None:
+def test_angles_of_device_positions_rotate_as_their_rope(backend, rng):
     x = sample(rng, 9, 2, 8)
     expected = truth(RoPE().rotate, x, POSITIONS)
     check(backend, lambda x, p: RoPE().at(p, like=x).rotate(x), x, POSITIONS, expected=expected)
 
 
-def test_angles_that_are_handed_on(backend: Target, rng: Generator) -> None:
-    """Made in one function, used in another: each may be compiled by itself."""
+def test_angles_made_in_one_function_rotate_in_another(backend, rng):
+    """Each may be compiled by itself."""
     rope, x = RoPE(layout="half", scaling=YARN), sample(rng, 9, 2, 8)
     made = backend.make(x)
     angles = backend.run(lambda x: rope.at(POSITIONS, like=x), made)
@@ -94,7 +85,7 @@ def test_angles_that_are_handed_on(backend: Target, rng: Generator) -> None:
         check_result(backend, result, truth(rotate, x, POSITIONS), x, rope)
 
 
-def test_tables_of_the_caller(backend: Target, rng: Generator) -> None:
+def test_angles_of_given_tables_rotate_as_the_tables(backend, rng):
     rope = RoPE(layout="interleaved_to_half", rotary_dim=6, rotary_offset=1)
     q, k = sample(rng, 9, 3, 8), sample(rng, 9, 1, 8)
     tables = RoPE().cos_sin(POSITIONS, 6)
@@ -107,13 +98,14 @@ def test_tables_of_the_caller(backend: Target, rng: Generator) -> None:
 
     check(backend, rotate, q, k, *tables, rope=rope, expected=expected)
     made = [backend.make(x) for x in (q, k)]
-    for result, right, x in zip(rotate(*made, *tables), expected, (q, k), strict=True):
-        check_result(backend, result, right, x, rope)  # by tables of numpy
+    by_numpy = rotate(*made, *tables)
+    for result, right, x in zip(by_numpy, expected, (q, k), strict=True):
+        check_result(backend, result, right, x, rope)
     result = rope.with_tables(*map(backend.make, tables)).unrotate(made[0])
     check_result(backend, result, back, q, rope, inverse=True)
 
 
-def test_widths_that_differ(backend: Target, rng: Generator) -> None:
+def test_arrays_of_other_widths_than_the_angles_keep_their_own(backend, rng):
     """Angles are as wide as what they are made like; each array is computed in its own width."""
     if "float64" not in backend.floats:
         pytest.skip("it has no float64")
@@ -130,13 +122,13 @@ def test_widths_that_differ(backend: Target, rng: Generator) -> None:
     check(backend, rotate, *arrays, expected=(wide, single) * 2)
 
 
-def test_results_in_given_arrays() -> None:
+def test_angles_write_to_given_arrays_and_refuse_overlap():
     q, k = np.ones((9, 4, 8), np.float32), np.ones((9, 2, 8), np.float32)
     expected = RoPE().apply(q, k, POSITIONS)
     angles = RoPE().at(POSITIONS, like=q)
-    for x, result, right in zip((q, k), angles.apply(q, k, out=(q, k)), expected, strict=True):
-        assert result is x
-        np.testing.assert_array_equal(x, right)
+    results = angles.apply(q, k, out=(q, k))
+    assert (results[0] is q, results[1] is k) == (True, True)
+    same((q, k), expected)
     assert angles.rotate(q, out=q) is q
     assert angles.unrotate(q, out=q) is q
     np.testing.assert_allclose(q, expected[0], rtol=0, atol=1e-6)
@@ -145,7 +137,7 @@ def test_results_in_given_arrays() -> None:
         RoPE().with_tables(memory[:, 0, :4], angles.sin).rotate(np.ones_like(memory), out=memory)
 
 
-def test_inverse_tables_are_held_only_where_there_is_a_factor() -> None:
+def test_inverse_tables_are_held_only_where_there_is_a_factor():
     x = np.ones((9, 2, 8), np.float32)
     assert RoPE().at(POSITIONS, like=x).inverse is None
     cos, _ = RoPE(scaling=YARN).at(POSITIONS, like=x).inverse
@@ -165,9 +157,7 @@ CHOICES = tuple(
 
 
 @pytest.mark.parametrize(("where", "axes"), [("host", "bhsd"), ("device", "sbhd")])
-def test_each_sequence_is_rotated_by_its_own_rope(
-    backend: Target, axes: str, where: str, rng: Generator
-) -> None:
+def test_a_choice_rotates_each_sequence_by_its_own_rope(backend, axes, where, rng):
     which = np.array([2, 0, 1, 2], np.int32)
     positions = np.array([[5, 6, 7], [1, 2, 3], [70_000, 4, 1_000_000], [0, 0, 1]])
     arrays, expected = [], []
@@ -181,49 +171,56 @@ def test_each_sequence_is_rotated_by_its_own_rope(
 
     def rotate(q: Any, k: Any, on_device: Any) -> Any:
         choice = on_host if where == "host" else Choice(CHOICES, on_device)
-        return choice.apply(q, k, positions, axes=axes)
+        return choice.at(positions, like=q).apply(q, k, axes=axes)
 
     check(backend, rotate, *arrays, which, rope=CHOICES[2], expected=tuple(expected))
 
 
-def test_longrope_by_the_length_of_each_request(rng: Generator) -> None:
+def test_a_choice_takes_longrope_by_the_length_of_each_request(rng):
     lengths = np.array([4096, 4097, 10, 100_000])
     choice = Choice((LONG.for_length(4096), LONG.for_length(4097)), lengths > 4096)
     x = rng.standard_normal((4, 1, 2, 8))
-    rotated = choice.rotate(x, lengths[:, None] - 1)
+    rotated = choice.at(lengths[:, None] - 1, like=x).rotate(x)
     for i, n in enumerate(lengths.tolist()):
         expected = LONG.for_length(n).rotate(x[i : i + 1], [[n - 1]])
         np.testing.assert_array_equal(rotated[i : i + 1], expected)
 
 
-def test_choices_for_all_layers_and_in_place(rng: Generator) -> None:
+def test_a_choice_is_undone_shared_by_layers_and_written_in_place(rng):
     q, k = sample(rng, 4, 3, 4, 12), sample(rng, 4, 3, 2, 12)
     choice = Choice(CHOICES, [0, 1, 2, 0])
-    for positions in (None, np.arange(12).reshape(4, 3)):
-        back = choice.unrotate(choice.rotate(q, positions), positions)
-        np.testing.assert_allclose(back, q, rtol=0, atol=2e-6)
-    expected = choice.apply(q, k, [1, 2, 3])
-    by_angles = choice.at([1, 2, 3], like=q).apply(q, k)
-    results = choice.apply(q, k, [1, 2, 3], out=(q, k))
+    angles = choice.at(np.arange(12).reshape(4, 3), like=q)
+    np.testing.assert_allclose(angles.unrotate(angles.rotate(q)), q, rtol=0, atol=2e-6)
+    expected = angles.apply(q, k)
+    positions, norm = np.arange(12).reshape(4, 3), QKNorm(eps=1e-5)
+    same(choice.apply(q, k, positions), expected)
+    same(choice.apply(q, k, positions, norm=norm), angles.apply(q, k, norm=norm))
+    np.testing.assert_array_equal(choice.rotate(q), choice.at(np.arange(3), like=q).rotate(q))
+    cache = np.zeros((20, 2, 12), np.float32)
+    slots = np.arange(12).reshape(4, 3)
+    choice.apply(q, k, positions, slots=slots, out=(None, cache))
+    np.testing.assert_array_equal(cache[:12].reshape(4, 3, 2, 12), expected[1])
+    results = choice.apply(q, k, positions, out=(q, k))
     assert results[0] is q
-    for pair in (by_angles, results):
-        for result, right in zip(pair, expected, strict=True):
-            np.testing.assert_array_equal(result, right)
+    for result, right in zip(results, expected, strict=True):
+        np.testing.assert_array_equal(result, right)
 
 
-def test_tokens_that_are_packed(rng: Generator) -> None:
+def test_a_choice_rotates_packed_tokens_by_their_own_rope(rng):
     """A batch of sequences of one token, each with its own number."""
     packed, positions, which = sample(rng, 12, 4, 12), np.arange(12) ** 2, np.arange(12) % 3
-    rotated = Choice(CHOICES, which).rotate(packed[:, None], positions[:, None])[:, 0]
+    angles = Choice(CHOICES, which).at(positions[:, None], like=packed)
+    rotated = angles.rotate(packed[:, None])[:, 0]
     for i, rope in enumerate(CHOICES):
         expected = rope.rotate(packed[which == i], positions[which == i])
         np.testing.assert_array_equal(rotated[which == i], expected)
 
 
-def test_gradients_and_out_of_range_on_a_device() -> None:
+def test_a_choice_has_gradients_and_gives_nan_out_of_range():
     torch = pytest.importorskip("torch")
     x = torch.ones(3, 1, 2, 12, requires_grad=True)
-    y = Choice(CHOICES[:2], torch.tensor([0, 1, 2])).rotate(x, [[5], [6], [7]])
+    choice = Choice(CHOICES[:2], torch.tensor([0, 1, 2]))
+    y = choice.at([[5], [6], [7]], like=x).rotate(x)
     assert y[..., :8].isnan().flatten(1).all(dim=1).tolist() == [False, False, True]
     y[:2].sum().backward()
     assert (x.grad[:2] != 0).all()

@@ -18,7 +18,7 @@ ROPES = (
 
 @pytest.mark.parametrize("version", ["2022.12", "2023.12", "2024.12", "2025.12"])
 @pytest.mark.parametrize("device", ["CPU_DEVICE", "device1", "device2"])
-def test_every_version_with_every_flag_off(version: str, device: str) -> None:
+def test_every_version_of_the_standard_with_every_flag_off_is_enough(version, device):
     """No boolean indexing, no shapes that depend on data, no extension."""
     x = np.random.default_rng(0).standard_normal((2, 9, 3, 10), np.float32)
     where = xp.Device(device)
@@ -44,8 +44,7 @@ def test_every_version_with_every_flag_off(version: str, device: str) -> None:
 
 
 @pytest.mark.parametrize("device", ["no_float64", "no_x64"])
-def test_devices_without_64_bits(device: str) -> None:
-    """As on some GPUs: nothing of 64 bits may be sent there."""
+def test_devices_without_64_bits_get_nothing_of_64_bits(device):
     where = xp.Device(device)
     x = xp.ones((3, 2, 8), dtype=xp.float32, device=where)
     for positions in (None, [0, 1, 5], [0.5, 1.0, 2.0], np.arange(3) + 1_000_000):

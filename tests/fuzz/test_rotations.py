@@ -1,5 +1,6 @@
-"""Every argument of every rotation, at random, against the formulas in long double."""
+"""Rotations, tables and frequencies, at random, against the formulas in long double."""
 
+import importlib
 from dataclasses import dataclass, fields
 from types import SimpleNamespace
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.fuzz import bounds, cases
+from support.fuzz import bounds, cases, oracle
 from support.fuzz.cases import Out, Positions, Shape
 from support.fuzz.libraries import fuzzed
 from support.fuzz.memory import View, lay
@@ -15,17 +16,13 @@ from support.fuzz.oracle import WIDE
 
 import rope_xp
 from rope_xp import RoPE
+from rope_xp.papers import encodings
 
 pytestmark = [pytest.mark.fuzz, bounds.needs_long_double]
 
 
-_METHODS = st.sampled_from(["apply", "apply", "rotate", "unrotate", "rerotate"])
-
-
 @dataclass(frozen=True)
 class Case:
-    """A call of one of the methods of a RoPE."""
-
     method: str
     shape: Shape
     rope: RoPE
@@ -41,14 +38,12 @@ class Case:
 
 @st.composite
 def calls(draw):
-    method = draw(_METHODS)
+    method = draw(st.sampled_from(["apply", "apply", "rotate", "unrotate", "rerotate"]))
     shape = draw(cases.shapes())
     tokens, ndim = shape.sizes["s"], len(shape.axes)
     rope = draw(cases.ropes(shape.sizes["d"]))
-    one = (
-        *(method, shape, rope, draw(cases.positions(shape.batch, tokens, cases.components(rope)))),
-        *(draw(cases.views(ndim)), draw(cases.outs(ndim))),
-    )
+    at = draw(cases.positions(shape.batch, tokens, cases.components(rope)))
+    one = (method, shape, rope, at, draw(cases.views(ndim)), draw(cases.outs(ndim)))
     if method == "rerotate":
         to = draw(cases.ropes(shape.sizes["d"], like=rope))
         return Case(*one, draw(cases.positions(shape.batch, tokens, cases.components(to))), to)
@@ -64,16 +59,15 @@ def calls(draw):
 
 @fuzzed()
 @given(case=calls())
-def test_methods(library, case):
+def test_rotations_by_every_method_are_within_the_bounds(library, case):
     if library.skips(case.view.seed):
         return
     shape, pair = case.shape, case.method == "apply"
     given_at, at = case.positions.given(library)
     given_other, other = (None, at) if case.other is None else case.other.given(library)
-    laid = [lay(shape.of(), library.view(case.view, library.float(case.view.dtype)))]
+    laid = [library.lay(shape.of(), case.view)]
     if pair:
-        view = library.view(case.k_view, library.float(case.k_view.dtype))
-        laid.append(lay(case.k_shape, view))
+        laid.append(library.lay(case.k_shape, case.k_view))
     arrays = [x for _, x in laid]
     expected = []
     for i, x in enumerate(arrays):
@@ -118,17 +112,16 @@ def tables(draw):
 
 @fuzzed()
 @given(case=tables())
-def test_apply_tables(library, case):
+def test_rotations_by_given_tables_are_within_the_bounds(library, case):
     if library.skips(case.view.seed):
         return
     shape = case.shape
-    laid = [lay(shape.of(), library.view(case.view, library.float(case.view.dtype)))]
-    (x,) = [x for _, x in laid]
+    laid = [library.lay(shape.of(), case.view)]
+    ((_, x),) = laid
     numbers, given_tables = [], []
     for view in (case.cos, case.sin):
         own = case.kind == "library"
-        found = library.view(view, library.float(view.dtype)) if own else view
-        _, table = lay(case.table_shape, found)
+        _, table = (library.lay if own else lay)(case.table_shape, view)
         # As they are used: in float32, in float64 where x is.
         numbers.append(table.astype(np.float64 if x.itemsize == 8 else np.float32).astype(WIDE))
         given_tables.append(library.make(table) if own else table)
@@ -139,3 +132,62 @@ def test_apply_tables(library, case):
         return (rope_xp.apply_tables(*arrays, *given_tables, axes=shape.given, **more),)
 
     bounds.check(library, call, laid, [case.out], expected)
+
+
+@st.composite
+def ropes(draw):
+    head_dim = draw(st.integers(2, 130))
+    return draw(cases.ropes(head_dim)), head_dim
+
+
+@given(case=ropes())
+def test_frequencies_of_every_rule_are_within_the_bounds(case):
+    rope, head_dim = case
+    r = rope.rotary_dim or head_dim
+    right = oracle.frequencies(rope.base, r, rope.scaling)
+    got = rope.frequencies(head_dim)
+    assert got.shape == (r // 2,)
+    # Without a rule it is the float64 nearest to the formula. A rule's ramp is a difference of
+    # logarithms up to 25, of which the least that is divided by is 0.001.
+    ramp = type(rope.scaling).__name__ in ("YaRN", "Llama3")
+    off = {True: 2.0**-53, False: 1e-9 if ramp else 1e-13}[rope.scaling is None]
+    np.testing.assert_array_less(np.abs(got - right), off * 1.001 * right + 1e-300)
+
+
+@st.composite
+def angles(draw):
+    rope, head_dim = draw(ropes())
+    lead = tuple(draw(st.lists(st.integers(0, 3), max_size=3)))
+    at = draw(cases.positions(lead, draw(st.integers(0, 5)), cases.components(rope), none=False))
+    options = {"xp": draw(st.booleans()), "double": draw(st.sampled_from([None, True, False]))}
+    return SimpleNamespace(rope=rope, head_dim=head_dim, positions=at, **options)
+
+
+@fuzzed()
+@given(case=angles())
+def test_cos_sin_is_within_the_bounds(library, case):
+    if library.skips(case.positions.view.seed):
+        return
+    given_at, at = case.positions.given(library)
+    xp = importlib.import_module(library.module)
+    own = case.positions.kind == "library"
+    space = xp if own or case.xp else np
+    double = case.double and "float64" in library.floats
+    more = {} if case.double is None else {"dtype": space.float64 if double else space.float32}
+    if case.xp and not own:
+        more["xp"] = xp
+    with library.chosen():
+        tables = case.rope.cos_sin(given_at, case.head_dim, **more)
+        if case.rope.scaling is None and case.rope.position_axes is None and case.head_dim % 2 == 0:
+            waves = encodings.sinusoidal(given_at, case.head_dim, base=case.rope.base, **more)
+            whole = RoPE(base=case.rope.base).cos_sin(given_at, case.head_dim, **more)
+            for n, table in ((1, whole[0]), (0, whole[1])):
+                np.testing.assert_array_equal(np.asarray(waves)[..., n::2], np.asarray(table))
+    cos, sin, error = bounds.looked_up(case.rope, case.head_dim, at, bool(double))
+    factor = case.rope.attention_factor
+    least = 2.0**-53 if double else 2.0**-24  # of the factor
+    for got, right in zip(tables, (cos, sin), strict=True):
+        found = np.asarray(got)
+        assert found.dtype == (np.float64 if double else np.float32)
+        assert found.shape == right.shape
+        assert (np.abs(found - right * factor) <= (error + least * (factor != 1)) * factor).all()

@@ -1,11 +1,10 @@
 """The layers of flax nnx and equinox under transformations of jax."""
 
 import importlib
-from typing import Any
 
 import numpy as np
 import pytest
-from support.layers import EQUINOX, FLAX, ROPES, Framework, assert_same, inputs
+from support.layers import EQUINOX, FLAX, ROPES, assert_same, inputs
 
 jax = pytest.importorskip("jax")
 
@@ -15,10 +14,10 @@ either = pytest.mark.parametrize("framework", [FLAX, EQUINOX], ids=lambda f: f.n
 
 
 @either
-def test_one_compilation_serves_equal_layers(framework: Framework) -> None:
+def test_equal_layers_share_a_compilation(framework):
     traced = []
 
-    def rotate(layer: Any, *arrays: Any) -> Any:
+    def rotate(layer, *arrays):
         traced.append(layer.rope)
         return layer(*arrays)
 
@@ -34,8 +33,8 @@ def test_one_compilation_serves_equal_layers(framework: Framework) -> None:
 
 
 @either
-def test_equal_layers_have_equal_structures(framework: Framework) -> None:
-    def split(rope: Any) -> tuple[Any, Any]:
+def test_equal_layers_have_equal_structures_and_merge_back(framework):
+    def split(rope):
         layer = framework.layer(rope, axes="bshd")
         if framework is EQUINOX:
             return jax.tree.flatten(layer)[::-1]
@@ -52,17 +51,15 @@ def test_equal_layers_have_equal_structures(framework: Framework) -> None:
     assert "scaling=YaRN(factor=4.0" in repr(merged)
 
 
-def test_grad() -> None:
+def test_gradients_pass_through_the_layer_of_flax():
     nnx = pytest.importorskip("flax.nnx")
 
     class Block(nnx.Module):
-        """A projection and a rotation, with a residual connection."""
-
-        def __init__(self) -> None:
+        def __init__(self):
             self.project = nnx.Linear(16, 16, rngs=nnx.Rngs(0))
             self.rotary = FLAX.layer(ROPE)
 
-        def __call__(self, x: Any) -> Any:
+        def __call__(self, x):
             y = self.project(x)
             return x + self.rotary(y, y, POSITIONS)[0]
 

@@ -21,13 +21,11 @@ from rope_xp.layers.keras import Rotary  # noqa: E402  # needs keras
 
 @dataclass(frozen=True)
 class Own(scaling.Scaling):
-    """A scaling of a user."""
-
-    def frequencies(self, base: float, rotary_dim: int) -> np.ndarray:
+    def frequencies(self, base, rotary_dim):
         return np.ones(rotary_dim // 2)
 
 
-def test_other_scalings_are_not_saved() -> None:
+def test_scaling_of_a_user_is_not_saved():
     classes = {value for value in vars(scaling).values() if isinstance(value, type)}
     derived = {cls for cls in classes if issubclass(cls, scaling.Scaling)} - {scaling.Scaling}
     assert {type(rope.scaling) for rope in SCALED.values()} == derived
@@ -36,7 +34,7 @@ def test_other_scalings_are_not_saved() -> None:
 
 
 @pytest.mark.parametrize("rope", SCALED.values(), ids=SCALED)
-def test_every_scaling_is_saved(rope: RoPE) -> None:
+def test_every_scaling_is_saved_and_loaded(rope):
     data = keras.saving.serialize_keras_object(Rotary(rope, axes="bshd", name="rotary"))
     assert data["registered_name"] == "rope_xp>Rotary"
     loaded = keras.saving.deserialize_keras_object(json.loads(json.dumps(data)))
@@ -45,7 +43,7 @@ def test_every_scaling_is_saved(rope: RoPE) -> None:
 
 
 @pytest.mark.parametrize("name", ["slice", "sections"])
-def test_a_functional_model_is_saved_and_loaded(name: str, tmp_path: Path) -> None:
+def test_functional_model_is_saved_and_loaded(name, tmp_path):
     rope = ROPES[name]
     q, k, positions = inputs(KERAS, rope)
     if positions.ndim == 3:  # Keras batches the first axis of all that goes in
@@ -67,7 +65,7 @@ def test_a_functional_model_is_saved_and_loaded(name: str, tmp_path: Path) -> No
 
 # Keras 3.15 asks torch for arrays in a way that numpy 2.4 deprecates.
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
-def test_a_model_trains_and_predicts_as_before_it_was_saved(tmp_path: Path) -> None:
+def test_loaded_model_predicts_as_before_it_was_saved(tmp_path):
     keras.utils.set_random_seed(0)
     x, positions = keras.Input((6, 32)), keras.Input((6,), dtype="int32")
     heads = keras.layers.Reshape((6, 2, 16))(keras.layers.Dense(32)(x))
@@ -87,7 +85,7 @@ def test_a_model_trains_and_predicts_as_before_it_was_saved(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "float16"])
-def test_policies_cast_neither_arrays_nor_positions(policy: str) -> None:
+def test_policies_cast_neither_arrays_nor_positions(policy):
     rope = ROPES["half"]
     q, k, _ = inputs(KERAS, rope)
     at = KERAS.array(np.full((2, 5), 65_536.25, np.float32))  # 65536 in bfloat16
@@ -105,7 +103,7 @@ def test_policies_cast_neither_arrays_nor_positions(policy: str) -> None:
 
 
 @pytest.mark.exhaustive
-def test_the_other_backend_of_keras() -> None:
+def test_tests_of_keras_pass_on_its_other_backend():
     backend = {"torch": "jax", "jax": "torch"}[os.environ["KERAS_BACKEND"]]
     pytest.importorskip(backend)
     files = [__file__, str(Path(__file__).with_name("test_layers.py"))]

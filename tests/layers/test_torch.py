@@ -6,11 +6,10 @@ import re
 import subprocess
 import sys
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from support.exhaustive import exhaustive
 from support.layers import LONGROPE, ROPES, TORCH, assert_same, inputs
 from support.programs import HERE, ROOT, environment
 
@@ -25,20 +24,17 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402  # needs torch
 from rope_xp.layers.torch import Rotary  # noqa: E402  # needs torch
 
 ROPE = ROPES["yarn"]
-SIZES: dict[str, dict[str, int]] = {
-    "shared": {"head_dim": 16},
-    "head": {"head_dim": 16, "heads": 2},
-}
+SIZES = {"shared": {"head_dim": 16}, "head": {"head_dim": 16, "heads": 2}}
 
 
-def learner(rope: RoPE = ROPES["half"], learn: Any = "head", **options: Any) -> Any:
+def learner(rope=ROPES["half"], learn="head", **options):
     return Rotary(rope, learn=learn, **{**SIZES[learn], **options})
 
 
 # --- casts and devices ---------------------------------------------------------------------------
 
 
-def empty(model: Any) -> Any:
+def empty(model):
     """Return a model with whatever lay in memory, and its parameters as they start."""
     model.to_empty(device="cpu")
     for parameter in model.parameters():
@@ -65,7 +61,7 @@ ROUND_TRIPS = {
 
 @pytest.mark.parametrize("learn", [None, "head"])
 @pytest.mark.parametrize("trip", ROUND_TRIPS)
-def test_round_trips_change_no_bit(trip: str, learn: str | None) -> None:
+def test_casts_copies_and_checkpoints_change_no_bit(trip, learn):
     rope = ROPES["sections" if learn else "yarn"]
     start = learner(rope).frequencies.detach() if learn else None
     with torch.device("meta" if trip == "meta from the start" else "cpu"):
@@ -91,7 +87,7 @@ def test_round_trips_change_no_bit(trip: str, learn: str | None) -> None:
     assert layer.frequencies.grad.dtype == torch.float32
 
 
-def test_repr() -> None:
+def test_repr_shows_the_rope():
     rope = RoPE(layout="half", scaling=rope_xp.scaling.Linear(2.0))
     shown = "Rotary(layout='half', scaling=Linear(factor=2.0), axes='bhsd')"
     assert repr(Rotary(rope, axes="bhsd")) == shown
@@ -102,8 +98,7 @@ def test_repr() -> None:
 # --- checkpoints ---------------------------------------------------------------------------------
 
 
-def load(rope: RoPE, frequencies: Any, **options: Any) -> None:
-    """Load a checkpoint of another module, which has inv_freq, into a layer of a model."""
+def load(rope, frequencies, **options):
     state = {"rotary.inv_freq": torch.as_tensor(frequencies)}
     model = torch.nn.ModuleDict({"rotary": Rotary(rope)})
     assert str(model.load_state_dict(state, **options)) == "<All keys matched successfully>"
@@ -111,7 +106,7 @@ def load(rope: RoPE, frequencies: Any, **options: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["half", "slice", "yarn", "llama3", "dynamic", "axial"])
-def test_frequencies_of_a_checkpoint_are_compared(name: str) -> None:
+def test_frequencies_of_a_checkpoint_that_differ_are_refused(name):
     rope = ROPES[name]
     for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
         saved = torch.from_numpy(rope.frequencies(16)).to(dtype)
@@ -123,18 +118,16 @@ def test_frequencies_of_a_checkpoint_are_compared(name: str) -> None:
     load(rope, torch.empty(8, device="meta"))  # which has no values
 
 
-def test_frequencies_of_a_checkpoint_that_do_not_fit() -> None:
+def test_frequencies_of_a_checkpoint_fit_any_regime_or_are_refused():
     rope = RoPE(scaling=LONGROPE)
     for n in (1, 5000):  # either regime fits
         load(rope, rope.for_length(n).frequencies(16))
     load(RoPE(base=5e5), 1 / 5e5 ** (torch.arange(0, 16, 2).float() / 16))  # as transformers does
+    plain, narrow = RoPE(), RoPE(rotary_dim=8)
     for wrong, frequencies, message in (
-        (rope, RoPE().frequencies(16) / 3, "holds the frequencies"),
-        (
-            *(RoPE(rotary_dim=8), RoPE().frequencies(16)),
-            r"\(8\), but the RoPE of this Rotary has .* \(4\)",
-        ),
-        (RoPE(), torch.empty(0), r"has shape \(0,\), which does not fit the RoPE"),
+        (rope, plain.frequencies(16) / 3, "holds the frequencies"),
+        (narrow, plain.frequencies(16), r"\(8\), but the RoPE of this Rotary has .* \(4\)"),
+        (plain, torch.empty(0), r"has shape \(0,\), which does not fit the RoPE"),
     ):
         with pytest.raises(RuntimeError, match=message):
             load(wrong, frequencies)
@@ -145,7 +138,7 @@ def test_frequencies_of_a_checkpoint_that_do_not_fit() -> None:
 # --- learned frequencies --------------------------------------------------------------------------
 
 
-def initial(rope: RoPE, learn: str) -> torch.Tensor:
+def initial(rope, learn):
     """Return the initial frequencies, (components, heads, r/2) or less, by plain loops."""
     frequencies, axes = rope.frequencies(16), np.array(rope.position_axes or [0] * 8)
     spread = np.zeros((max(axes) + 1, SIZES[learn].get("heads", 1), 8))
@@ -158,7 +151,7 @@ def initial(rope: RoPE, learn: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("learn", SIZES)
 @pytest.mark.parametrize("name", ["plain", "half", "llama3", "sections", "axial"])
-def test_it_starts_from_its_rope(name: str, learn: str) -> None:
+def test_learned_frequencies_start_from_the_rope(name, learn):
     rope = ROPES[name]
     layer, expected = learner(rope, learn), initial(rope, learn)
     q, k, positions = inputs(TORCH, rope)
@@ -186,13 +179,14 @@ def test_it_starts_from_its_rope(name: str, learn: str) -> None:
         model.load_state_dict({"0.inv_freq": 2 * saved})
 
 
-def test_a_rope_with_a_slice_and_other_axes() -> None:
+def test_learned_frequencies_of_a_slice_take_other_axes():
     rope = RoPE(layout="interleaved", rotary_dim=8)
     layer = learner(rope, axes="bhsd")
     q, k, positions = inputs(TORCH, rope)
-    rotated = layer(q.transpose(1, 2), k.transpose(1, 2), positions)
+    q_by_heads, k_by_heads = q.transpose(1, 2), k.transpose(1, 2)
+    rotated = layer(q_by_heads, k_by_heads, positions)
     assert layer.frequencies.shape == (2, 4)
-    assert torch.equal(rotated[0][..., 8:], q.transpose(1, 2)[..., 8:])
+    assert torch.equal(rotated[0][..., 8:], q_by_heads[..., 8:])
     assert_same([y.transpose(1, 2) for y in rotated], learner(rope)(q, k, positions))
 
 
@@ -201,7 +195,7 @@ def test_a_rope_with_a_slice_and_other_axes() -> None:
 
 @pytest.mark.parametrize("use_checkpoint", [False, True])
 @pytest.mark.parametrize("learn", [None, *SIZES])
-def test_gradients_and_activation_checkpointing(learn: str | None, use_checkpoint: bool) -> None:
+def test_gradients_are_the_same_under_activation_checkpointing(learn, use_checkpoint):
     rope = ROPES["half"]
     layer = learner(rope, learn) if learn else Rotary(rope)
     call = partial(checkpoint, layer, use_reentrant=False) if use_checkpoint else layer
@@ -221,8 +215,8 @@ def test_gradients_and_activation_checkpointing(learn: str | None, use_checkpoin
         assert frequencies.grad.abs().max() > 1
 
 
-@pytest.mark.parametrize("learn", [None, "head"])
-def test_one_recompilation_serves_all_lengths(learn: str | None) -> None:
+@pytest.mark.parametrize("learn", [None, exhaustive("head")])
+def test_compiled_layer_serves_all_lengths_after_one_recompilation(learn):
     torch._dynamo.reset()
     counter, layer = CompileCounter(), learner(learn=learn) if learn else Rotary(ROPE)
     compiled = torch.compile(layer, fullgraph=True, backend=counter)
@@ -234,7 +228,7 @@ def test_one_recompilation_serves_all_lengths(learn: str | None) -> None:
 
 # --- arguments ------------------------------------------------------------------------------------
 
-WRONG: dict[str, dict[str, Any]] = {
+WRONG = {
     "learn='shared' needs head_dim=, components of a head": {"learn": "shared"},
     "learn='head' needs head_dim=": {"learn": "head", "heads": 2},
     "learn='head' needs heads=, heads of k": {"learn": "head", "head_dim": 16},
@@ -250,13 +244,13 @@ WRONG: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("message", WRONG)
-def test_wrong_options(message: str) -> None:
+def test_wrong_options_of_learned_frequencies_are_refused(message):
     kind = TypeError if "must be an integer" in message else RopeError
     with pytest.raises(kind, match=re.escape(message)):
         Rotary(**{"rope": RoPE(), **WRONG[message]})
 
 
-def test_it_has_no_angles_for_all_layers() -> None:
+def test_learned_frequencies_have_no_angles_for_all_layers():
     layer = learner()
     q, k, positions = inputs(TORCH, ROPES["half"])
     with pytest.raises(RopeError, match="a layer that learns its frequencies has its own"):
@@ -271,15 +265,12 @@ def test_it_has_no_angles_for_all_layers() -> None:
 
 
 @pytest.mark.exhaustive  # calls on DTensors are in tests/backends/torch, and it holds nothing
-def test_fsdp(tmp_path: Path) -> None:
+def test_learned_frequencies_sharded_by_fsdp_keep_float32(tmp_path):
     if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
         pytest.skip("this torch was built without distributed or gloo")
     command = [sys.executable, str(HERE / "layer_shards.py"), str(tmp_path)]
-    options: Any = {"env": environment(OMP_NUM_THREADS="1"), "cwd": ROOT, "text": True}
-    processes = [
-        subprocess.Popen([*command, str(rank)], stderr=subprocess.PIPE, **options)
-        for rank in range(2)
-    ]
+    options = {"env": environment(OMP_NUM_THREADS="1"), "cwd": ROOT, "stderr": subprocess.PIPE}
+    processes = [subprocess.Popen([*command, str(rank)], text=True, **options) for rank in (0, 1)]
     try:
         errors = [process.communicate(timeout=300)[1] for process in processes]
     finally:

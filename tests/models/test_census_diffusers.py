@@ -17,12 +17,13 @@ import torch
 from diffusers.models.embeddings import apply_rotary_emb
 from support import diffusers_census as census
 from support.diffusers_census import BY_HAND
+from torch.utils._pytree import tree_leaves
 
 from rope_xp import RopeConfigError, RopeError
 from rope_xp.integrations._diffusion import grids, models, patching, rotations
 from rope_xp.integrations._diffusion.rotary_modules import ROTARY_MODULES
 from rope_xp.integrations._diffusion.rotations import ROTATIONS
-from rope_xp.integrations.diffusers import RotaryConfig, from_config
+from rope_xp.integrations.diffusers import from_config
 
 # Of what cos and sin are, by mpmath: as all tables of float32.
 TABLES = 1e-6
@@ -37,25 +38,23 @@ COUNTING = [
 
 
 @cache
-def small(name: str) -> tuple[Any, RotaryConfig]:
+def small(name):
     fields, config = census.SMALL[name]
     return census.embeddings()[name](**fields), from_config(config)
 
 
-def test_all_rotary_modules_are_listed() -> None:
-    """Patch makes the tables of most, and a RoPE those of the others."""
+def test_rotary_modules_of_diffusers_are_all_listed():
     assert sorted([*census.SMALL, *census.NO_PAIRS, *BY_HAND]) == sorted(census.embeddings())
     assert len(census.SMALL) / len({*census.SMALL, *BY_HAND}) > 0.72
 
 
 @pytest.mark.parametrize("name", census.SMALL)
-def test_tables_are_those_of_the_module(name: str) -> None:
+def test_patched_tables_are_those_of_the_module(name):
     module, config = small(name)
     row = ROTARY_MODULES[type(module).__name__]
     arguments = row.arguments(module, config)
-    theirs = torch.utils._pytree.tree_leaves(getattr(module, row.method)(*arguments))
-    ours = torch.utils._pytree.tree_leaves(row.compute(config, module, *arguments))
-    assert len(ours) == len(theirs)
+    theirs = tree_leaves(getattr(module, row.method)(*arguments))
+    ours = tree_leaves(row.compute(config, module, *arguments))
     for our_table, their_table in zip(ours, theirs, strict=True):
         assert our_table.shape == their_table.shape
         assert torch.allclose(our_table, their_table.to(our_table.dtype), rtol=0, atol=OWN)
@@ -63,7 +62,7 @@ def test_tables_are_those_of_the_module(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BY_HAND)
-def test_tables_that_are_left_are_those_of_a_rope(name: str) -> None:
+def test_tables_of_modules_that_are_left_are_those_of_a_rope(name):
     hand = BY_HAND[name]
     module = census.embeddings()[name](**hand.fields)
     theirs = [np.asarray(table) for table in hand.theirs(module)]
@@ -81,7 +80,7 @@ def test_tables_that_are_left_are_those_of_a_rope(name: str) -> None:
         np.testing.assert_allclose(our_table, their_table, rtol=0, atol=hand.bound)
 
 
-def test_each_method_that_rotates_is_replaced_or_listed() -> None:
+def test_methods_that_rotate_are_all_replaced_or_listed():
     classes = census.methods()
     left = {census.NO_ROTATION, *(f"{name}.__call__" for name in census.LEFT_METHODS)}
     assert left <= set(classes)
@@ -95,7 +94,7 @@ def test_each_method_that_rotates_is_replaced_or_listed() -> None:
 
 
 @cache
-def _functions() -> dict[str, Any]:
+def _functions():
     return {
         f"{function.__module__}.{key}": function
         for kind in census.methods().values()
@@ -106,7 +105,7 @@ def _functions() -> dict[str, Any]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", sorted(_functions()))
-def test_rotations_are_those_of_the_function(name: str, dtype: torch.dtype) -> None:
+def test_replaced_rotation_is_that_of_the_function(name, dtype):
     function = _functions()[name]
     rows = ROTATIONS[rotations.find_key(function.__name__, function)]
     for row in rows:
@@ -115,7 +114,8 @@ def test_rotations_are_those_of_the_function(name: str, dtype: torch.dtype) -> N
         exact = rotations.rotate_arrays([x.double() for x in narrow], tables, row)
         ours = rotations.rotate_like(rows, function, *narrow, *tables, **row.options)
         theirs = function(*narrow, *tables, **row.options)
-        for our_table, their_table, true in zip(_tuple(ours), _tuple(theirs), exact, strict=True):
+        both = tree_leaves(ours), tree_leaves(theirs)
+        for our_table, their_table, true in zip(*both, exact, strict=True):
             assert (our_table.shape, our_table.dtype) == (narrow[0].shape, dtype)
             unit = torch.finfo(dtype).eps * true.abs().max()
             error = (our_table.double() - true).abs().max()
@@ -123,7 +123,7 @@ def test_rotations_are_those_of_the_function(name: str, dtype: torch.dtype) -> N
             assert (our_table - narrow[0]).abs().max() > 0.5  # it does rotate
 
 
-def test_unusual_calls_go_to_the_function() -> None:
+def test_replaced_rotation_with_unusual_arguments_calls_the_function():
     rows = ROTATIONS["embeddings.apply_rotary_emb"]
     (x,), (tables,) = rotations.make_example(rows[0])
     for arguments, options in (
@@ -139,23 +139,17 @@ def test_unusual_calls_go_to_the_function() -> None:
         rotations.rotate_like(rows, apply_rotary_emb, x, short)
 
 
-def _tuple(value: Any) -> tuple[torch.Tensor, ...]:
-    return value if isinstance(value, tuple) else (value,)
-
-
 class Recording(dict[str, Any]):
-    """A configuration without keys, which notes those that are read."""
+    def __init__(self):
+        self.read = set()
 
-    def __init__(self) -> None:
-        self.read: set[str] = set()
-
-    def get(self, key: str, default: Any = None) -> Any:
+    def get(self, key, default=None):
         self.read.add(key)
         return default
 
 
 @pytest.mark.parametrize("name", sorted(models.MODELS))
-def test_each_class_is_in_diffusers(name: str) -> None:
+def test_from_config_reads_keys_that_the_class_has(name):
     import diffusers
 
     model, kind = models.MODELS[name], getattr(diffusers, name)
@@ -177,7 +171,7 @@ def test_each_class_is_in_diffusers(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COUNTING)
-def test_positions_of_a_grid_are_those_of_the_module(name: str) -> None:
+def test_from_config_counts_positions_of_a_grid_as_the_module(name):
     module, (rope, positions) = small(name)
     row = ROTARY_MODULES[type(module).__name__]
     (latents,) = row.arguments(module, small(name)[1])
@@ -187,15 +181,13 @@ def test_positions_of_a_grid_are_those_of_the_module(name: str) -> None:
     *frames, height, width = (n // m for n, m in zip(latents.shape[2:], patches, strict=True))
     at = positions(height, width, **({"frames": frames[0]} if frames else {}))
     cos, sin = rope.cos_sin(at, rope.rotary_dim)
-    theirs = module(latents)
-    form = "halves" if rope.layout == "half" else "neighbours"
-    pairs = slice(cos.shape[-1]) if form == "halves" else slice(None, None, 2)
-    for our_table, their_table in zip((cos, sin), theirs, strict=True):
+    pairs = slice(cos.shape[-1]) if rope.layout == "half" else slice(None, None, 2)
+    for our_table, their_table in zip((cos, sin), module(latents), strict=True):
         flat = their_table.reshape(-1, their_table.shape[-1])[:, pairs]
         np.testing.assert_allclose(our_table, flat, rtol=0, atol=OWN)
 
 
-WRONG: tuple[tuple[str, dict[str, Any]], ...] = (
+WRONG = (
     ("_class_name is missing", {}),
     ("is unknown or does not rotate", {"_class_name": "UNet2DModel"}),
     ("must be even", {"_class_name": "FluxTransformer2DModel", "axes_dims_rope": [3, 5]}),
@@ -206,12 +198,12 @@ WRONG: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 @pytest.mark.parametrize(("message", "config"), WRONG)
-def test_errors_of_configurations(message: str, config: dict[str, Any]) -> None:
+def test_from_config_refuses_wrong_configurations(message, config):
     with pytest.raises(RopeConfigError, match=message):
         from_config(config)
 
 
-def test_errors_of_positions() -> None:
+def test_from_config_refuses_wrong_grids():
     wan, sound, cogvideox = (
         from_config({"_class_name": f"{name}Model"}).positions
         for name in ("WanTransformer3D", "AceStepTransformer1D", "CogVideoXTransformer3D")
@@ -230,8 +222,7 @@ def test_errors_of_positions() -> None:
     assert wan(2, 2, xp=torch).dtype == torch.int64
 
 
-def test_a_configuration_needs_no_torch() -> None:
-    """Nor does a copy by pickle."""
+def test_from_config_and_pickle_import_no_torch():
     program = (
         "import pickle\n"
         "from rope_xp.integrations.diffusers import from_config\n"

@@ -1,9 +1,5 @@
 """check(): faults of the angles of a model are found, by their kinds, and nothing else is."""
 
-import importlib
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -13,52 +9,53 @@ pytest.importorskip("transformers")
 import torch
 import transformers
 from support.exhaustive import exhaustive
-from support.patched import LOGITS, logits
+from support.patched import LOGITS, logits, modeling
 from support.small_models import MODELS, make, vision_language
 
 from rope_xp import RoPE, RopeError, from_hf_config
 from rope_xp.integrations.transformers import check, patch, unpatch
 
 
-def buffer(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Any], None]:
-    def change_buffer(model: Any) -> None:
+def buffer(change):
+    def change_buffer(model):
         rotary = model.model.rotary_emb
         rotary.inv_freq = change(rotary.inv_freq.clone())
 
     return change_buffer
 
 
-def forward(
-    compute: Callable[..., torch.Tensor], *, of_instance: bool = False
-) -> Callable[[Any], None]:
+def forward(compute, *, of_instance=False):
     """Return a change to a class of its own, or an instance, whose forward computes otherwise."""
 
-    def run(self: Any, x: torch.Tensor, position_ids: torch.Tensor) -> Any:
+    def run(self, x, position_ids):
         angles = compute(position_ids[..., None], self.inv_freq).float()
         angles = torch.cat([angles, angles], -1)
         return angles.cos(), angles.sin()
 
-    def change_forward(model: Any) -> None:
-        rotary = model.model.rotary_emb
+    def change_forward(model):
+        rotary, kind = model.model.rotary_emb, type(model.model.rotary_emb)
         if of_instance:
             rotary.forward = run.__get__(rotary)
         else:
-            kind = type(rotary)
             rotary.__class__ = type(kind.__name__, (kind,), {"forward": run})
 
     return change_forward
 
 
-def in_bfloat16(positions: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
+def in_bfloat16(positions, frequencies):
     return positions.bfloat16() * frequencies.bfloat16()
 
 
-def by_matmul(positions: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
+def by_matmul(positions, frequencies):
     return positions.float() @ frequencies[None, None].expand(len(positions), 1, -1)
 
 
+def scale(model):
+    model.model.rotary_emb.attention_scaling = 1.25
+
+
 # Kind, what breaks a small Llama, words of the sentence.
-BROKEN: dict[str, tuple[str, Callable[[Any], None], str]] = {
+BROKEN = {
     "zeros": ("zero", buffer(torch.zeros_like), "nothing is rotated"),
     "nan": ("not finite", buffer(lambda w: w * torch.nan), "not finite"),
     "random": ("uninitialised", buffer(torch.randn_like), "cannot be freq"),
@@ -70,11 +67,7 @@ BROKEN: dict[str, tuple[str, Callable[[Any], None], str]] = {
     "base": ("unlike the configuration", buffer(lambda w: w**2), "of base 1e+08"),
     "factor": ("unlike the configuration", buffer(lambda w: w / 4), "Linear(factor=4.0)"),
     "length": ("unlike the configuration", buffer(lambda w: w[:4]), "the configuration says"),
-    "scaling": (
-        "attention factor",
-        lambda model: setattr(model.model.rotary_emb, "attention_scaling", 1.25),
-        "attention_scaling is 1.25",
-    ),
+    "scaling": ("attention factor", scale, "attention_scaling is 1.25"),
     "angles": ("angles", forward(in_bfloat16, of_instance=True), "computed in bfloat16"),
     "off by one": ("angles", forward(lambda p, w: (p + 1) * w), "off from position 0 on"),
     "a class in bfloat16": ("angles", forward(in_bfloat16), "computed in bfloat16"),
@@ -83,7 +76,7 @@ BROKEN: dict[str, tuple[str, Callable[[Any], None], str]] = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_what_is_broken_is_named(name: str) -> None:
+def test_check_names_what_is_broken(name):
     kind, break_model, sentence = BROKEN[name]
     model = make("llama")
     break_model(model)
@@ -108,7 +101,7 @@ REPAIRED = [n for n in BROKEN if n not in NOT_IN_BUFFERS]
 
 
 @pytest.mark.parametrize("name", [exhaustive(n) if n in SIMILAR else n for n in REPAIRED])
-def test_what_the_configuration_determines_is_repaired(name: str) -> None:
+def test_patch_that_trusts_the_configuration_repairs_buffers(name):
     model, right = make("llama"), make("llama")
     BROKEN[name][1](model)
     model.float().load_state_dict(right.state_dict())  # which holds no frequencies
@@ -130,7 +123,7 @@ DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
 YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0}
 
 
-def kinds(model: Any) -> list[tuple[str, str]]:
+def kinds(model):
     return [(finding.severity, finding.kind) for finding in check(model)]
 
 
@@ -142,7 +135,7 @@ def kinds(model: Any) -> list[tuple[str, str]]:
         ({**YARN, "original_max_position_embeddings": 64}, [], ""),
     ],
 )
-def test_configurations(parameters: Any, expected: Any, sentence: str) -> None:
+def test_check_finds_what_a_configuration_lacks(parameters, expected, sentence):
     model = make("llama", rope_parameters=parameters)
     assert kinds(model) == expected
     assert all(sentence in finding.what for finding in check(model))
@@ -151,11 +144,7 @@ def test_configurations(parameters: Any, expected: Any, sentence: str) -> None:
     assert kinds(model) == static
 
 
-def modeling(model_type: str) -> Any:
-    return importlib.import_module(f"transformers.models.{model_type}.modeling_{model_type}")
-
-
-def test_a_function_of_another_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_finds_a_function_of_another_layout(monkeypatch):
     interleaved = modeling("deepseek_v3").apply_rotary_pos_emb_interleave
     monkeypatch.setattr(modeling("llama"), "apply_rotary_pos_emb", interleaved)
     (finding,) = check(make("llama"))
@@ -164,9 +153,7 @@ def test_a_function_of_another_layout(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("model_type", ["axk2", exhaustive("deepseek_v32")])
-def test_an_indexer_with_a_layout_of_its_own(
-    model_type: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_check_takes_an_indexer_with_a_layout_of_its_own(model_type, monkeypatch):
     """Where its attention has another layout too, that is found."""
     with torch.device("meta"):
         model = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(model_type))
@@ -176,7 +163,7 @@ def test_an_indexer_with_a_layout_of_its_own(
     assert [f.kind for f in check(model) if f.kind != "meta"] == ["layout"]
 
 
-def test_meta() -> None:
+def test_check_finds_frequencies_on_meta_and_uninitialised():
     config = make("llama").config
     with torch.device("meta"):
         model = transformers.LlamaForCausalLM(config)
@@ -190,7 +177,7 @@ def test_meta() -> None:
 # --- other modules -------------------------------------------------------------------------------
 
 
-def hold(**attributes: Any) -> Any:
+def hold(**attributes):
     module = torch.nn.Module()
     module.inner = torch.nn.Module()
     for name, value in attributes.items():
@@ -215,12 +202,12 @@ def hold(**attributes: Any) -> Any:
         ("freqs_cis", torch.ones(8, 4) * 1j * torch.nan, "not finite"),
     ],
 )
-def test_modules_without_a_configuration(name: str, value: torch.Tensor, kind: str | None) -> None:
+def test_check_of_modules_without_a_configuration_reads_their_buffers(name, value, kind):
     findings = [(finding.module, finding.kind) for finding in check(hold(**{name: value}))]
     assert findings == ([(f"inner.{name}", kind)] if kind else [])
 
 
-def test_modules_that_hold_a_rope() -> None:
+def test_check_compares_ropes_that_modules_hold():
     model = make("llama")
     model.extra = hold(rope=from_hf_config(model.config))
     assert check(model) == ()
@@ -238,11 +225,9 @@ EXPECTED = {"phi3": ["two regimes"]}
 
 
 @pytest.mark.parametrize(
-    "model_type",
-    ["qwen2_vl", *(m if m in RIGHT else exhaustive(m) for m in MODELS)],
+    "model_type", ["qwen2_vl", *(m if m in RIGHT else exhaustive(m) for m in MODELS)]
 )
-def test_models_that_are_right(model_type: str) -> None:
-    """A check changes nothing."""
+def test_check_of_a_model_that_is_right_finds_and_changes_nothing(model_type):
     model = vision_language()[0] if model_type == "qwen2_vl" else make(model_type)
     before = {name: value.clone() for name, value in model.named_buffers()}
     assert [f.kind for f in check(model)] == EXPECTED.get(model_type, [])

@@ -1,8 +1,6 @@
 """apply_rotary_transformers in place of the functions of transformers."""
 
 import functools
-import importlib
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +9,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import torch
+from support.patched import modeling
 from support.small_models import make
 
 from rope_xp import RopeError
@@ -24,7 +23,7 @@ OPTIONS = {
 """Options that the tables of a model do not determine."""
 
 
-def arrays(name: str, r: int = 16, d: int = 16) -> tuple[Any, ...]:
+def arrays(name, r=16, d=16):
     """Return q, k, cos and sin, doubled as in a model's tables, and its own function."""
     rng = np.random.default_rng(0)
     q, k = rng.standard_normal((2, 4, 6, d)), rng.standard_normal((2, 2, 6, d))
@@ -33,19 +32,16 @@ def arrays(name: str, r: int = 16, d: int = 16) -> tuple[Any, ...]:
     cos, sin = (double(t, 2, axis=-1) for t in (np.cos(angles), np.sin(angles)))
     if name == "gpt_oss":
         cos, sin = np.cos(angles), np.sin(angles)
-    file = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
+    file = modeling(name)
     return *(torch.from_numpy(x.astype(np.float32)) for x in (q, k, cos, sin)), file
 
 
-@pytest.mark.parametrize(
-    ("name", "r"),
-    [
-        *(("llama", 16), ("gpt_neox", 8), ("cohere", 16), ("glm", 8)),
-        *(("gpt_oss", 16), ("deepseek_v3", 16)),
-    ],
-)
+NAMES = [("llama", 16), ("gpt_neox", 8), ("cohere", 16), ("glm", 8), ("gpt_oss", 16)]
+
+
+@pytest.mark.parametrize(("name", "r"), [*NAMES, ("deepseek_v3", 16)])
 @pytest.mark.parametrize("unsqueeze_dim", [1, 2, -3, -2])
-def test_it_is_the_model_s_own_function(name: str, r: int, unsqueeze_dim: int) -> None:
+def test_drop_in_rotates_as_the_models_own_function(name, r, unsqueeze_dim):
     q, k, cos, sin, file = arrays(name, r)
     function = "apply_rotary_pos_emb" + "_interleave" * (name == "deepseek_v3")
     if unsqueeze_dim in (2, -2):
@@ -59,7 +55,7 @@ def test_it_is_the_model_s_own_function(name: str, r: int, unsqueeze_dim: int) -
     torch.testing.assert_close(*gradients, rtol=0, atol=1e-5)
 
 
-def test_q_alone() -> None:
+def test_drop_in_without_k_rotates_q_alone():
     q, k, cos, sin, _ = arrays("llama")
     alone, none = apply_rotary_transformers(q, None, cos, sin)
     assert none is None
@@ -67,9 +63,8 @@ def test_q_alone() -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "cohere"])
-def test_a_model_runs_with_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Logits, gradients, and generation, which rotates one token at a time."""
-    file = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
+def test_model_runs_with_the_drop_in(name, monkeypatch):
+    file = modeling(name)
     model, tokens, results = make(name), torch.arange(1, 13)[None], []
     for function in (file.apply_rotary_pos_emb, apply_rotary_transformers):
         monkeypatch.setattr(file, "apply_rotary_pos_emb", function)
@@ -84,7 +79,7 @@ def test_a_model_runs_with_it(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("batch", [1, None])
-def test_tables_of_one_batch_or_of_none(batch: int | None) -> None:
+def test_drop_in_takes_tables_of_one_batch_or_of_none(batch):
     q, k, cos, sin, file = arrays("llama")
     cos, sin = (t[0] if batch is None else t[:1] for t in (cos, sin))
     place = 0 if batch is None else 1
@@ -93,14 +88,14 @@ def test_tables_of_one_batch_or_of_none(batch: int | None) -> None:
     torch.testing.assert_close(rotated, expected, rtol=0, atol=2e-6)
 
 
-def test_bfloat16_is_rounded_once() -> None:
+def test_drop_in_of_bfloat16_rounds_once():
     q, k, cos, sin, _ = arrays("llama")
     narrow = [x.bfloat16() for x in (q, k, cos, sin)]
     wide = apply_rotary_transformers(*(x.float() for x in narrow))
     assert all(map(torch.equal, apply_rotary_transformers(*narrow), (x.bfloat16() for x in wide)))
 
 
-def test_compiled() -> None:
+def test_drop_in_compiles_when_told_the_columns():
     torch._dynamo.reset()
     q, k, cos, sin, _ = arrays("llama")
     rotate = functools.partial(apply_rotary_transformers, columns="halves")
@@ -111,7 +106,7 @@ def test_compiled() -> None:
         blind(q, k, cos, sin)
 
 
-def test_jitted() -> None:
+def test_drop_in_jits_when_told_the_columns():
     jax = pytest.importorskip("jax")
     jax_arrays = [jax.numpy.asarray(x.numpy()) for x in arrays("cohere")[:4]]
     expected = apply_rotary_transformers(*jax_arrays)
@@ -122,13 +117,13 @@ def test_jitted() -> None:
         jax.jit(apply_rotary_transformers)(*jax_arrays)
 
 
-def test_what_does_not_fit() -> None:
+def test_drop_in_refuses_what_does_not_fit():
     q, k, cos, sin, _ = arrays("llama")
 
-    def narrow(width: int) -> tuple[Any, ...]:
+    def narrow(width):
         return q, k, cos[..., :width], sin[..., :width]
 
-    cases: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
+    cases = [
         ("must have one shape; got .2, 6, 16. and .2, 3, 16.", (q, k, cos, sin[:, :3]), {}),
         ("no two equal columns for a pair.*columns='pairs'", narrow(7), {}),
         ("no two equal columns for a pair.*columns='pairs'", narrow(8), {}),

@@ -3,8 +3,6 @@
 Their angles are float32 products and sums: off by 2**-24 of the largest angle for each of either.
 """
 
-from typing import Any
-
 import pytest
 
 from rope_xp import apply_frequencies, positions
@@ -12,11 +10,11 @@ from rope_xp import apply_frequencies, positions
 torch = pytest.importorskip("torch")
 
 
-def sample(*shape: int) -> Any:
+def sample(*shape):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
 
 
-def assert_as_close_as_theirs(ours: Any, theirs: Any, angle: float, sums: int = 1) -> None:
+def assert_as_close_as_theirs(ours, theirs, angle, sums=1):
     """Compare rotated arrays, given the largest angle that they computed in float32."""
     size = theirs.abs().max().item()
     bound = size * (2 * sums * angle * 2.0**-24 + 1e-6)
@@ -25,7 +23,7 @@ def assert_as_close_as_theirs(ours: Any, theirs: Any, angle: float, sums: int = 
 
 # It turns autocast off, by a dtype that autocast on a CPU has not.
 @pytest.mark.filterwarnings("ignore:In CPU autocast")
-def test_mochi() -> None:
+def test_learned_frequencies_rotate_as_mochi():
     """Learned for each head, of frame, row and column; the cells lie between whole numbers."""
     mochi = pytest.importorskip("diffusers.models.transformers.transformer_mochi")
     rope = mochi.MochiRoPE()
@@ -42,25 +40,7 @@ def test_mochi() -> None:
         assert_as_close_as_theirs(ours, theirs, angle, sums=3)
 
 
-def test_mistral_large_4() -> None:
-    """A learned factor for each frequency, exp(alpha), which its own code does not follow."""
-    model = pytest.importorskip("transformers.models.mistral_large4.modeling_mistral_large4")
-    config = model.MistralLarge4TextConfig()
-    rope = model.MistralLarge4TextRotaryEmbedding(config)
-    rope.alpha.copy_(0.2 * sample(len(rope.alpha)))
-    r = 2 * len(rope.alpha)
-    q, k = sample(1, 4, 48, r), sample(1, 1, 48, r)
-    ids = torch.arange(48)[None]
-    cos, sin = rope(q, ids)
-    frequencies = rope.inv_freq * rope.alpha.exp()
-    theirs = model.apply_rotary_pos_emb_interleave(q, k, cos, sin)
-    rotated = apply_frequencies(q, k, ids, frequencies, layout="interleaved_to_half", axes="bhsd")
-    for ours, own in zip(rotated, theirs, strict=True):
-        scaled = ours * rope.attention_scaling
-        assert_as_close_as_theirs(scaled, own, 48 * frequencies.max().item())
-
-
-def test_rope_mixed() -> None:
+def test_learned_frequencies_rotate_as_rope_mixed():
     """Heo et al. 2024, as in timm: two learned components for each head, columns first."""
     rows, columns = (torch.from_numpy(axis) for axis in positions.grid(6, 5))
     learned = sample(2, 4, 8).requires_grad_()
@@ -76,13 +56,12 @@ def test_rope_mixed() -> None:
 
 
 @pytest.mark.parametrize("modality", ["video", "audio"])
-def test_ltx_2(modality: str) -> None:
+def test_frequencies_of_each_head_rotate_as_ltx_2(modality):
     """Angles that run on from head to head: each has its own components and frequencies."""
     ltx = pytest.importorskip("diffusers.models.transformers.transformer_ltx2")
     heads, dim = 4, 128
-    rope = ltx.LTX2AudioVideoRotaryPosEmbed(
-        dim, rope_type="split", num_attention_heads=heads, modality=modality
-    )
+    options = {"rope_type": "split", "num_attention_heads": heads, "modality": modality}
+    rope = ltx.LTX2AudioVideoRotaryPosEmbed(dim, **options)
     shape = (2, 3, 4) if modality == "video" else (24,)
     coords = rope.prepare_coords(1, *shape, device="cpu")
     tables = rope(coords)
@@ -98,7 +77,7 @@ def test_ltx_2(modality: str) -> None:
     assert_as_close_as_theirs(ours, theirs, angle)
 
 
-def of_ltx_2(rope: Any, components: int) -> Any:
+def of_ltx_2(rope, components):
     """Return frequencies (components, heads, r/2): every pair reads one component, or none."""
     each = rope.dim // (2 * components)
     powers = rope.theta ** torch.linspace(0.0, 1.0, each, dtype=torch.float64)

@@ -2,8 +2,6 @@
 
 import math
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
 from support.configs import LLAMA
@@ -17,13 +15,13 @@ TYPED = {"full_attention": {"rope_type": "default"}}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
 
-def refused(config: dict[str, Any], *parts: str) -> None:
+def refused(config, *parts):
     with pytest.raises(RopeConfigError) as caught:
         from_hf_config(config)
     assert all(part in str(caught.value) for part in parts), str(caught.value)
 
 
-MISSING: list[tuple[dict[str, Any], str]] = [
+MISSING = [
     *(({"rope_type": name}, "factor") for name in ("linear", "dynamic", "llama3")),
     ({**LONGROPE, "short_factor": None}, "short_factor"),
     ({"rope_type": "longrope", "short_factor": [1.0] * 32}, "long_factor"),
@@ -33,21 +31,21 @@ MISSING: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("parameters", "key"), MISSING)
-def test_a_missing_key_is_named(parameters: dict[str, Any], key: str) -> None:
+def test_missing_key_of_a_rule_is_named(parameters, key):
     message = f"{key} is missing; rope_type {parameters['rope_type']!r} needs it"
     refused({**LLAMA, "rope_parameters": parameters}, f"rope_parameters: {message}")
     nested = {"full_attention": parameters}
     refused({**LLAMA, "rope_parameters": nested}, f"rope_parameters.full_attention: {message}")
 
 
-FACTORS: list[dict[str, Any]] = [
+FACTORS = [
     *({"rope_type": name} for name in ("linear", "dynamic", "proportional")),
     *(YARN, LLAMA3, {**LONGROPE, "original_max_position_embeddings": 512}),
 ]
 
 
 @pytest.mark.parametrize("value", [0, -2.0, "4", True, math.nan, math.inf, [4.0]], ids=repr)
-def test_values_that_are_no_positive_number(value: Any) -> None:
+def test_values_that_are_no_positive_number_are_refused(value):
     for parameters in FACTORS:
         config = {**LLAMA, "rope_parameters": {**parameters, "factor": value}}
         refused(config, "rope_parameters: ", "factor must be", f"got {value!r}")
@@ -57,7 +55,7 @@ def test_values_that_are_no_positive_number(value: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [0, -1, 512.0, "512", True])
-def test_values_that_are_no_positive_integer(value: Any) -> None:
+def test_values_that_are_no_positive_integer_are_refused(value):
     name = "original_max_position_embeddings"
     for parameters in (YARN, LLAMA3, LONGROPE):
         refused({**LLAMA, "rope_parameters": {**parameters, name: value}}, name, f"got {value!r}")
@@ -67,7 +65,7 @@ def test_values_that_are_no_positive_integer(value: Any) -> None:
 
 
 # Parts of the message; what is added to a small Llama.
-PARAMETERS: dict[str, Any] = {
+PARAMETERS = {
     "beta_fast must not be below beta_slow = 2; got 1": {**YARN, "beta_fast": 1, "beta_slow": 2},
     "short_factor has 31 entries ... 32 pairs": {**LONGROPE, "short_factor": [1.0] * 31},
     "rope_parameters must be ... got [1]": [1],
@@ -77,7 +75,7 @@ PARAMETERS: dict[str, Any] = {
     },
     "factor is missing, and so is original_max_position_embeddings": {"rope_type": "yarn"},
 }
-SCALINGS: dict[str, Any] = {
+SCALINGS = {
     "= 1.0 and long_mscale = 2.0": {**LONGROPE, "short_mscale": 1.0, "long_mscale": 2.0},
     "short_mscale = None and long_mscale = 2.0": {**LONGROPE, "long_mscale": 2.0},
     "rope_type 'warp' is not known ... 'yarn'": {"type": "warp"},
@@ -87,7 +85,7 @@ SCALINGS: dict[str, Any] = {
     "rope_scaling: the base that NTK computes ... got 0.0": {"type": "dynamic", "alpha": 1e-320},
 }
 ODD = {"head_dim": 50, "partial_rotary_factor": 0.3, "rope_scaling": YARN}
-IMPOSSIBLE: dict[str, dict[str, Any]] = {
+IMPOSSIBLE = {
     **{message: {"rope_parameters": value} for message, value in PARAMETERS.items()},
     **{message: {"rope_scaling": value} for message, value in SCALINGS.items()},
     "partial_rotary_factor must be above 0 and at most 1; got 1.5": {"partial_rotary_factor": 1.5},
@@ -122,7 +120,7 @@ IMPOSSIBLE: dict[str, dict[str, Any]] = {
             ("qwen2_vl", 32, "three integers or more; got 32"),
             ("ernie4_5_vl_moe", [10, 12, 10], "[10, 12, 10]: height and width must be equal"),
             ("ernie4_5_vl_moe", [8, 8, 8, 8], "three integers; got [8, 8, 8, 8]"),
-            ("hunyuan_vl", [8, 8, 8, 8], "is no rotation"),
+            ("hunyuan_vl", [8, 8, 8, 8], "is not a rotation"),
         )
     },
     **{
@@ -153,7 +151,7 @@ IMPOSSIBLE: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("message", IMPOSSIBLE)
-def test_impossible_values(message: str) -> None:
+def test_impossible_values_are_refused(message):
     refused({**LLAMA, **IMPOSSIBLE[message]}, *message.split(" ... "))
 
 
@@ -161,7 +159,7 @@ AXIAL = {"rope_parameters": {"rope_type": "axial"}}
 ROTATING = {"vision_config": {"model_type": "pixtral"}, "other": {"rope_theta": 1e4}}
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0}
 # A part of the message, a model type and its keys. The sizes of dbrx are not known.
-MISSING_SIZES: list[tuple[str, str, dict[str, Any]]] = [
+MISSING_SIZES = [
     ("head_dim is missing", "dbrx", {"partial_rotary_factor": 0.5}),
     ("head_dim is missing", "dbrx", {"rope_parameters": {"mrope_section": [16, 24, 24]}}),
     ("head_dim is missing", "dbrx", AXIAL),
@@ -179,7 +177,7 @@ MISSING_SIZES: list[tuple[str, str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("message", "model_type", "keys"), MISSING_SIZES)
-def test_what_is_missing_is_named(message: str, model_type: str, keys: dict[str, Any]) -> None:
+def test_missing_sizes_are_named(message, model_type, keys):
     refused({"model_type": model_type, **keys}, message)
 
 
@@ -193,7 +191,7 @@ def test_what_is_missing_is_named(message: str, model_type: str, keys: dict[str,
         ("colour", "red", "remove it if it changes no rotation"),
     ],
 )
-def test_unknown_keys(key: str, value: Any, hint: str) -> None:
+def test_unknown_keys_are_refused_with_a_hint(key, value, hint):
     wrong = {**YARN, key: value}
     message = f"{key} = {value!r} is an unknown key; {hint}"
     refused({**LLAMA, "rope_scaling": wrong}, f"rope_scaling.{message}")
@@ -202,7 +200,7 @@ def test_unknown_keys(key: str, value: Any, hint: str) -> None:
     refused({**LLAMA, "rope_parameters": {**TYPED, key: value}}, f"rope_parameters.{message}")
 
 
-def test_keys_of_files_that_do_not_change_the_rotation() -> None:
+def test_keys_of_files_that_do_not_change_the_rotation_are_ignored():
     plain = from_hf_config({**LLAMA, "rope_scaling": YARN})
     for more in (
         {"finetuned": True, "attn_factor": 1, "extrapolation_factor": 1},  # Yarn-Llama-2
@@ -216,7 +214,7 @@ def test_keys_of_files_that_do_not_change_the_rotation() -> None:
     assert from_hf_config(absolute) == from_hf_config(modernbert)
 
 
-def test_files_that_hold_no_configuration(tmp_path: Path) -> None:
+def test_files_that_hold_no_configuration_are_refused(tmp_path):
     file = tmp_path / "config.json"
     for path in (tmp_path, str(file)):
         with pytest.raises(FileNotFoundError, match=re.escape("config.json")):
@@ -234,6 +232,6 @@ LISTED = type("Listed", (), {"to_dict": lambda self: []})()
 
 
 @pytest.mark.parametrize("config", [None, 3, [("rope_theta", 1e4)], b"config.json", LISTED])
-def test_things_that_are_no_configuration(config: object) -> None:
+def test_things_that_are_no_configuration_are_type_errors(config):
     with pytest.raises(TypeError, match=rf"config must be .*; got {type(config).__name__}$"):
         from_hf_config(config)

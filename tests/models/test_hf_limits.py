@@ -2,8 +2,6 @@
 
 import json
 import os
-from pathlib import Path
-from typing import Any
 
 import pytest
 from support.configs import LLAMA
@@ -16,27 +14,26 @@ HEAD = {**LLAMA, "head_dim": 64}
 SECTIONS = {"type": "mrope", "mrope_section": [10**9, 0, 0]}
 LISTS = {"short_factor": [1.0] * 99_999, "long_factor": [1.0] * 99_999, "rope_type": "longrope"}
 KEYS = dict.fromkeys(map(str, range(20_000)))
-CYCLE: dict[str, Any] = {**HEAD}
+CYCLE = {**HEAD}
 CYCLE["text_config"] = CYCLE
 
 
-def nest(levels: int, key: str) -> dict[str, Any]:
+def nest(levels, key):
     config = HEAD
     for _ in range(levels):
         config = {**HEAD, key: config}
     return config
 
 
-def double(levels: int) -> list[Any]:
-    """Return 2**levels lists, of which each level has the same one twice."""
-    content: list[Any] = []
+def double(levels):
+    content = []
     for _ in range(levels):
         content = [content, content]
     return content
 
 
 # What from_hf_config says, and the configuration.
-BEYOND: list[tuple[str, dict[Any, Any]]] = [
+BEYOND = [
     ("rotated components of a head must be at most 4096", {**LLAMA, "head_dim": 10**9}),
     ("rotated components", {**LLAMA, "rotary_dim": 10**12, "head_dim": 10**12}),
     (
@@ -71,12 +68,12 @@ BEYOND: list[tuple[str, dict[Any, Any]]] = [
 
 
 class Configuration:
-    def __init__(self, content: dict[str, Any]) -> None:
+    def __init__(self, content):
         self.to_dict = lambda: content
 
 
 @pytest.mark.parametrize("case", BEYOND, ids=lambda case: case[0][:40])
-def test_content_beyond_the_limits_is_a_config_error(case: tuple[str, dict[str, Any]]) -> None:
+def test_content_beyond_the_limits_is_a_config_error(case):
     message, config = case
     for kind in (dict, Configuration):
         with pytest.raises(RopeConfigError) as error:
@@ -84,7 +81,7 @@ def test_content_beyond_the_limits_is_a_config_error(case: tuple[str, dict[str, 
         assert message in str(error.value)
 
 
-def test_content_at_the_limits_is_read() -> None:
+def test_content_at_the_limits_is_read():
     many = dict.fromkeys(range(_limits.ENTRIES - len(HEAD) - 1))
     assert from_hf_config({**HEAD, "id2label": many}) == RoPE(layout="half")
     layers = ["full_attention"] * _limits.LAYERS
@@ -102,9 +99,7 @@ def test_content_at_the_limits_is_read() -> None:
     ],
     ids=["deep", "digits", "large"],
 )
-def test_text_beyond_the_limits_is_a_config_error(
-    tmp_path: Path, content: str, message: str
-) -> None:
+def test_text_beyond_the_limits_is_a_config_error(tmp_path, content, message):
     file = tmp_path / "config.json"
     file.write_text(content)
     with pytest.raises(RopeConfigError, match=message):
@@ -112,7 +107,7 @@ def test_text_beyond_the_limits_is_a_config_error(
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
-def test_a_path_that_is_no_regular_file_is_a_config_error(tmp_path: Path, kind: str) -> None:
+def test_path_that_is_no_regular_file_is_a_config_error(tmp_path, kind):
     path = tmp_path / "config.json"
     if kind == "pipe":
         os.mkfifo(path)
@@ -126,7 +121,7 @@ def test_a_path_that_is_no_regular_file_is_a_config_error(tmp_path: Path, kind: 
 
 
 # What from_hf_config does not read, and inspect does.
-REPORTED: list[tuple[str, dict[str, Any]]] = [
+REPORTED = [
     ("num_hidden_layers must be at most", {**HEAD, "num_hidden_layers": 10**12}),
     ("rotated components", {**HEAD, "model_type": "gemma4_text", "global_head_dim": 10**9}),
     (
@@ -137,9 +132,7 @@ REPORTED: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("message", "config"), REPORTED)
-def test_sizes_beyond_the_limits_are_an_error_of_inspect(
-    message: str, config: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sizes_beyond_the_limits_are_an_error_of_inspect(message, config, tmp_path, capsys):
     file = tmp_path / "config.json"
     file.write_text(json.dumps(config))
     assert cli.main(["inspect", str(file)]) == 1
@@ -147,9 +140,7 @@ def test_sizes_beyond_the_limits_are_an_error_of_inspect(
 
 
 @pytest.mark.parametrize("rule", [{"type": "linear", "factor": 1e308}, {"type": "yarn"}])
-def test_numbers_at_the_edge_of_floats_are_reported(
-    rule: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_numbers_at_the_edge_of_floats_are_reported(rule, tmp_path, capsys):
     file, trained = tmp_path / "config.json", 10**300
     rule = {"factor": 1e9, "original_max_position_embeddings": trained, **rule}
     file.write_text(json.dumps({**HEAD, "max_position_embeddings": trained, "rope_scaling": rule}))
@@ -157,7 +148,7 @@ def test_numbers_at_the_edge_of_floats_are_reported(
     assert json.loads(capsys.readouterr().out)["layers"][0]["wavelengths"]
 
 
-def test_a_part_of_a_configuration_is_no_path(tmp_path: Path) -> None:
+def test_part_of_a_configuration_that_is_a_path_is_not_read(tmp_path):
     (tmp_path / "config.json").write_text('{"spatial_merge_size": 2}')
     config = {"model_type": "qwen2_vl", "vision_config": str(tmp_path)}
     with pytest.raises(TypeError, match="config must be a dictionary"):

@@ -4,11 +4,11 @@ import copy
 import importlib
 import inspect
 import pickle
-from typing import Any
 
 import numpy as np
 import pytest
 from support.configs import BASE, CONTEXT, LLAMA, SCALINGS, SIZES, YARN, list_spellings, longrope
+from support.inspected import REAL
 
 from rope_xp import from_hf_config
 
@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 
-def rotary_module(raw: dict[str, Any]) -> tuple[Any, Any]:
+def rotary_module(raw):
     kind = transformers.CONFIG_MAPPING[raw["model_type"]]
     file = importlib.import_module(kind.__module__.replace("configuration_", "modeling_"))
     (rotary,) = (
@@ -28,7 +28,7 @@ def rotary_module(raw: dict[str, Any]) -> tuple[Any, Any]:
     return rotary(kind(**copy.deepcopy(raw))), file  # it changes what it is given
 
 
-def assert_as_transformers(raw: dict[str, Any]) -> None:
+def assert_as_transformers(raw):
     result = from_hf_config(raw)
     module, _ = rotary_module(raw)
     for label, rope in result.items() if isinstance(result, dict) else [("", result)]:
@@ -54,7 +54,7 @@ def assert_as_transformers(raw: dict[str, Any]) -> None:
         if (model, name) != ("deepseek_v3", "proportional")  # its head_dim has two meanings
     ],
 )
-def test_every_scaling_in_every_spelling(model: str, name: str, keys: dict[str, Any]) -> None:
+def test_every_scaling_in_every_spelling_is_that_of_transformers(model, name, keys):
     raw = {"model_type": model, **SIZES}
     if model == "deepseek_v3":
         raw["qk_rope_head_dim"] = 64
@@ -139,8 +139,12 @@ OLD = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("raw", OLD.values(), ids=OLD)
-def test_old_names(raw: dict[str, Any]) -> None:
+PARTS = {name: config.get("text_config", config) for name, config in REAL.items()}
+FILES = {k: v for k, v in PARTS.items() if "model_type" in v and "mrope" not in str(v)}
+
+
+@pytest.mark.parametrize("raw", [*OLD.values(), *FILES.values()], ids=[*OLD, *FILES])
+def test_old_names_and_real_files_give_the_frequencies_of_transformers(raw):
     assert_as_transformers({**SIZES, **raw})
 
 
@@ -154,7 +158,7 @@ MROPE = {
 
 
 @pytest.mark.parametrize(("model", "sections"), MROPE.values(), ids=MROPE)
-def test_positions_of_three_components(model: str, sections: list[int]) -> None:
+def test_rope_of_mrope_rotates_as_transformers(model, sections):
     raw = {"model_type": model, **SIZES, "head_dim": 64}
     raw["rope_parameters"] = {"rope_type": "default", "rope_theta": BASE, "mrope_section": sections}
     module, file = rotary_module(raw)

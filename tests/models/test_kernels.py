@@ -5,8 +5,6 @@ can be tested too, the same decorators are applied here.
 """
 
 import importlib
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -23,7 +21,7 @@ from rope_xp.integrations import kernels as layers  # noqa: E402  # needs kernel
 MAPPING = {"rotary_pos_emb": {"cpu": layers.repository()}}
 
 
-def small(monkeypatch: pytest.MonkeyPatch, name: str) -> Any:
+def small(monkeypatch, name):
     file = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
     plain = getattr(file.apply_rotary_pos_emb, "__wrapped__", file.apply_rotary_pos_emb)
     function = kernels.use_kernel_forward_from_hub("rotary_pos_emb")(plain)
@@ -35,11 +33,11 @@ def small(monkeypatch: pytest.MonkeyPatch, name: str) -> Any:
 
 
 @pytest.fixture
-def rotations(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    records: list[str] = []
+def rotations(monkeypatch):
+    records = []
     rotate = _recognition.rotate
 
-    def note(rotation: Any, *operands: Any) -> Any:
+    def note(rotation, *operands):
         records.append(f"{rotation.form}, {rotation.layout}")
         return rotate(rotation, *operands)
 
@@ -48,7 +46,7 @@ def rotations(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     return records
 
 
-def kernelized(model: Any, mode: Any) -> Any:
+def kernelized(model, mode):
     with kernels.use_kernel_mapping(MAPPING, inherit_mapping=False):
         return kernels.kernelize(model, mode=mode, device="cpu")
 
@@ -58,9 +56,7 @@ def kernelized(model: Any, mode: Any) -> Any:
     [("llama", "halves, half"), ("qwen3", "halves, half"), ("gpt_oss", "pairs, half")],
 )
 @pytest.mark.parametrize("mode", ["INFERENCE", "TRAINING"])
-def test_a_kernelized_model(
-    name: str, form: str, mode: str, rotations: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernelized_model_rotates_by_rope_xp(name, form, mode, rotations, monkeypatch):
     model = small(monkeypatch, name)
     expected = model(TOKENS).logits
     assert not rotations
@@ -74,9 +70,7 @@ def test_a_kernelized_model(
     assert float(model.get_input_embeddings().weight.grad.abs().max()) > 0
 
 
-def test_a_function_that_turns_the_other_way_is_left(
-    rotations: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernelized_function_that_turns_the_other_way_is_left(rotations, monkeypatch):
     """nanochat's goes by the same name: what rotates Llama would turn it the wrong way."""
     model = small(monkeypatch, "nanochat")
     expected = model(TOKENS).logits
@@ -86,7 +80,7 @@ def test_a_function_that_turns_the_other_way_is_left(
     assert not isinstance(known, type(lambda: None))  # it is nanochat's own
 
 
-def test_compiled(rotations: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernelized_model_compiles(rotations, monkeypatch):
     torch._dynamo.reset()
     model = small(monkeypatch, "llama")
     with torch.no_grad():

@@ -4,7 +4,6 @@ import importlib
 import inspect
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ transformers = pytest.importorskip("transformers")
 TEXT = 11  # no token id with a meaning
 
 
-def test_every_model_is_counted() -> None:
+def test_every_model_with_get_rope_index_is_known():
     folder = Path(transformers.__file__).parent / "models"
     names = {
         path.parent.name
@@ -28,7 +27,7 @@ def test_every_model_is_counted() -> None:
     assert names == {*indexer.MODELS}
 
 
-def load(name: str) -> tuple[Any, Any]:
+def load(name):
     module = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
     classes = [c for c in vars(module).values() if inspect.isclass(c)]
     cls = next(c for c in classes if "get_rope_index" in vars(c))
@@ -39,17 +38,14 @@ def load(name: str) -> tuple[Any, Any]:
     return model.get_rope_index, config
 
 
-def pad(rows: list[list[int]], value: int = 0) -> tuple[list[list[int]], Any]:
-    """Return rows padded in front to one length, and their attention mask."""
+def pad(rows, value=0):
     missing = [max(map(len, rows)) - len(row) for row in rows]
     ids = [[value] * n + row for n, row in zip(missing, rows, strict=True)]
     mask = [[0] * n + [1] * len(row) for n, row in zip(missing, rows, strict=True)]
     return ids, torch.tensor(mask)
 
 
-def compare(
-    model: tuple[Any, Any], ids: Any, inputs: dict[str, Any], types: Any = None, **theirs: Any
-) -> Any:
+def compare(model, ids, inputs, types=None, **theirs):
     """Require the positions of a model, by its configuration, as an object and as a dictionary."""
     get_rope_index, config = model
     typed = {} if types is None else {"mm_token_type_ids": torch.as_tensor(types)}
@@ -61,16 +57,16 @@ def compare(
     return expected
 
 
-def build_prompt(name: str, config: Any, parts: list[list[Any]]) -> tuple[Any, Any, dict[str, Any]]:
+def build_prompt(name, config, parts):
     """Return ids, types and inputs of rows of n text tokens or merged (frames, height, width)."""
     merge, keys = config.vision_config.spatial_merge_size, config.to_dict()
     temporal = config.vision_config.temporal_merge_size if name.startswith("ernie") else 1
     video = config.image_token_id if name.startswith("glm") else config.video_token_id
     marks = keys.get("video_start_token_id", TEXT), keys.get("video_end_token_id", TEXT)
-    grids: dict[str, list[list[int]]] = {"image_grid_thw": [], "video_grid_thw": []}
+    grids = {"image_grid_thw": [], "video_grid_thw": []}
     rows = []
     for row_parts in parts:
-        row: list[tuple[int, int]] = []
+        row = []
         for part in row_parts:
             if isinstance(part, int):
                 row += [(TEXT, 0)] * part
@@ -94,7 +90,7 @@ def build_prompt(name: str, config: Any, parts: list[list[Any]]) -> tuple[Any, A
     return ids, types, inputs | {"attention_mask": mask}
 
 
-PROMPTS: list[list[list[Any]]] = [
+PROMPTS = [
     [[5]],
     [[3, (1, 2, 3), 2]],
     [[(1, 4, 6), 7], [2, (1, 2, 2), 1, (1, 6, 4), 2]],
@@ -104,14 +100,14 @@ PROMPTS: list[list[list[Any]]] = [
 
 @pytest.mark.parametrize("name", [*indexer.WHOLE_VIDEOS, *indexer.SEPARATE_FRAMES])
 @pytest.mark.parametrize("parts", PROMPTS, ids=str)
-def test_images_and_videos(name: str, parts: list[list[Any]]) -> None:
+def test_positions_of_images_and_videos_are_those_of_the_model(name, parts):
     model = load(name)
     ids, types, inputs = build_prompt(name, model[1], parts)
     intervals = {k: v for k, v in inputs.items() if k == "second_per_grid_ts"}
     compare(model, ids, inputs, types, **intervals)
 
 
-def test_one_sequence_and_another_library() -> None:
+def test_positions_of_one_sequence_in_another_library_are_those_of_its_spans():
     """Without text between images, their grids determine where one ends, unlike in transformers."""
     _, config = load("qwen2_vl")
     spans = [1, (1, 2, 2), (1, 1, 2), 1]
@@ -132,7 +128,7 @@ def test_one_sequence_and_another_library() -> None:
         ([2, (96, 1, 1)], 2 / 2.3, 4),
     ],
 )
-def test_spans(spans: list[Any], second: float, tokens_per_second: int | None) -> None:
+def test_mrope_of_spans_is_that_of_the_model(spans, second, tokens_per_second):
     name = "qwen2_vl" if tokens_per_second is None else "qwen2_5_vl"
     get_rope_index, config = load(name)
     ids, types, inputs = build_prompt(name, config, [spans])
@@ -142,15 +138,14 @@ def test_spans(spans: list[Any], second: float, tokens_per_second: int | None) -
         inputs["second_per_grid_ts"] = torch.full(inputs["second_per_grid_ts"].shape, second)
         interval = float(np.float32(tokens_per_second) * np.float32(second))
     expected, _ = get_rope_index(torch.tensor(ids), mm_token_type_ids=torch.tensor(types), **inputs)
-    marked: list[Any] = []
+    marked = []
     for span in spans:
         marked += [span] if isinstance(span, int) or span[0] == 1 else [1, span, 1]
     result = positions.mrope(marked, interval=interval)
     np.testing.assert_array_equal(result, expected[:, 0].numpy())
 
 
-def audio_length(name: str, tokens: int) -> int:
-    """Return a length of features that makes as many tokens, by the model's own formula."""
+def audio_length(name, tokens):
     if name == "qwen2_5_omni":
         return 4 * tokens
     module = importlib.import_module("transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe")
@@ -161,9 +156,7 @@ def audio_length(name: str, tokens: int) -> int:
 @pytest.mark.parametrize("seconds", [1.0, 2 / 3, 5.0, 2 / 25])
 @pytest.mark.parametrize("audio_tokens", [0, 1, 7, 160])
 @pytest.mark.parametrize("grid", [(4, 4, 6), (2, 100, 4), (1, 2, 2)], ids=str)
-def test_qwen_omni(
-    name: str, seconds: float, audio_tokens: int, grid: tuple[int, int, int]
-) -> None:
+def test_positions_of_qwen_omni_are_those_of_the_model(name, seconds, audio_tokens, grid):
     model = load(name)
     config = model[1]
     image, video, audio = config.image_token_id, config.video_token_id, config.audio_token_id
@@ -192,16 +185,15 @@ def test_qwen_omni(
 
 
 @pytest.mark.parametrize("images", [[], [(2, 3)], [(4, 2), (1, 5)]], ids=str)
-def test_glm_image(images: list[tuple[int, int]]) -> None:
+def test_positions_of_glm_image_are_those_of_the_model(images):
     model = load("glm_image")
     config = model[1]
+    start, end = config.image_start_token_id, config.image_end_token_id
 
-    def build_row(sizes: list[tuple[int, int]]) -> list[int]:
-        row = [TEXT] * 3
-        for h, w in sizes:
-            inside = [config.image_token_id] * (h * w)
-            row += [config.image_start_token_id, *inside, config.image_end_token_id, TEXT]
-        return [*row, TEXT, config.image_start_token_id]  # of the image to be generated
+    def build_row(sizes):
+        images = [[start, *[config.image_token_id] * (h * w), end, TEXT] for h, w in sizes]
+        inside = [token for image in images for token in image]
+        return [*[TEXT] * 3, *inside, TEXT, start]  # of the image to be generated
 
     counts = [len(images) + 2, len(images) + 1]
     rows = [build_row(images), [TEXT, *build_row([(w, h) for h, w in images])]]
@@ -219,17 +211,17 @@ def test_glm_image(images: list[tuple[int, int]]) -> None:
 
 @pytest.mark.parametrize("axes", [3, 4])
 @pytest.mark.parametrize("marks", [0, 2])
-def test_hunyuan_vl(axes: int, marks: int) -> None:
+def test_positions_of_hunyuan_vl_are_those_of_the_model(axes, marks):
     model = load("hunyuan_vl")
     config = model[1]
     head_dim = config.text_config.hidden_size // config.text_config.num_attention_heads
     sections = [head_dim // 2 - 16 * (axes - 1), *[16] * (axes - 1)]
     config.text_config.rope_parameters = {"rope_type": "default", "mrope_section": sections}
     image, merge = config.image_token_id, config.vision_config.spatial_merge_size
-    parts: list[list[Any]] = [[2, (2, 3), 1, (1, 4), 3], [(3, 1), 1], [5]]
+    parts = [[2, (2, 3), 1, (1, 4), 3], [(3, 1), 1], [5]]
     rows, grids = [], []
     for row_parts in parts:
-        row: list[int] = []
+        row = []
         for part in row_parts:
             if isinstance(part, int):
                 row += [TEXT] * part
@@ -248,12 +240,11 @@ MARKED = dict(zip((*MARKS, "image_token_id", "video_token_id"), range(21, 28), s
 TEXTS = ([], [TEXT], [TEXT, 25, TEXT, TEXT], [25], [25, 25])
 
 
-def draw_minicpm_prompt(rng: np.random.Generator, merge: int) -> tuple[list[int], dict[int, Any]]:
-    """Return a random row of tokens and the grids of its images, as the processor writes them."""
-    ids: list[int] = []
-    grids: dict[int, list[list[int]]] = {26: [], 27: []}
+def draw_minicpm_prompt(rng, merge):
+    ids = []
+    grids = {26: [], 27: []}
 
-    def add_crop(token: int, size: list[int], marks: tuple[int, int]) -> None:
+    def add_crop(token, size, marks):
         ids.extend([marks[0], *[token] * (size[0] * size[1]), marks[1]])
         grids[token].append([merge * n for n in size])
 
@@ -274,7 +265,7 @@ def draw_minicpm_prompt(rng: np.random.Generator, merge: int) -> tuple[list[int]
 
 @pytest.mark.parametrize("mode", ["16x", "4x"])
 @pytest.mark.parametrize("seed", range(8))
-def test_minicpm(seed: int, mode: str) -> None:
+def test_positions_of_minicpm_are_those_of_the_model(seed, mode):
     rng = np.random.default_rng(seed)
     model = load("minicpmv4_7")
     vars(model[1]).update(MARKED)
@@ -292,7 +283,7 @@ def test_minicpm(seed: int, mode: str) -> None:
     compare(model, ids, inputs, types, downsample_mode=mode)
 
 
-def test_halves_are_rounded_as_torch_does() -> None:
+def test_rounded_linspace_of_minicpm_is_that_of_torch():
     for n in range(1, 64):
         for length in range(1, 120, 1 if n < 20 else 7):
             expected = torch.linspace(0, length - 1, n).round().long().numpy()
@@ -309,7 +300,7 @@ OMNI = {"model_type": "qwen2_5_omni", **VISION, "video_token_id": 8, "audio_toke
 OMNI["position_id_per_seconds"] = 25
 IMAGE, VIDEO = {"image_grid_thw": [[1, 4, 4]]}, {"video_grid_thw": [[1, 4, 4]]}
 CROP, SIZES = [23, 26, 24], {"target_sizes": [[4, 4]]}
-ERRORS: list[tuple[str, Any, Any, Any]] = [
+ERRORS = [
     ("has too few grids", [9] * 5, IMAGE, QWEN),
     ("has more grids than there are", [1], IMAGE, QWEN),
     ("4 tokens, but ids have 3", [9] * 3, IMAGE, QWEN),
@@ -337,7 +328,7 @@ ERRORS: list[tuple[str, Any, Any, Any]] = [
 ]
 
 
-BAD_CONFIGS: list[tuple[str, Any, Any, Any]] = [
+BAD_CONFIGS = [
     (message, CROP, SIZES, config)
     for message, config in (
         ("'llama' has no get_rope_index", {**QWEN, "model_type": "llama"}),
@@ -354,7 +345,7 @@ BAD_CONFIGS: list[tuple[str, Any, Any, Any]] = [
 
 
 @pytest.mark.parametrize("case", [*ERRORS, *BAD_CONFIGS])
-def test_errors(case: tuple[str, Any, Any, Any]) -> None:
+def test_mrope_from_ids_refuses_what_does_not_fit(case):
     message, *arguments = case
     error = RopeConfigError if case in BAD_CONFIGS else RopeError
     with pytest.raises(error, match=re.escape(message)):

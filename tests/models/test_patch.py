@@ -4,9 +4,7 @@ import copy
 import doctest
 import importlib
 import itertools
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +15,7 @@ pytest.importorskip("transformers")
 import torch
 import torch._dynamo.testing
 from support.exhaustive import exhaustive
-from support.patched import LOGITS, TOKENS, logits, replaced
+from support.patched import LOGITS, TOKENS, generate, gradients, is_ours, logits, modeling, replaced
 from support.small_models import MODELS, make
 
 import rope_xp
@@ -25,62 +23,46 @@ from rope_xp.integrations.transformers import patch, unpatch
 
 # One for each way in which models write the rotation, and what there is but once.
 SHORT = ["llama", "gemma3_text", "phi3", "glm", "cohere", "deepseek_v3", "gpt_neox", "llama4_text"]
-
-
-def gradients(model: Any) -> dict[str, torch.Tensor]:
-    """Return the gradients of all weights that q and k pass through."""
-    model.zero_grad()
-    model(TOKENS, use_cache=False).logits.square().mean().backward()
-    return {
-        name: parameter.grad.clone()
-        for name, parameter in model.named_parameters()
-        if any(part in name for part in ("q_", "k_", "qkv", "query_key_value", "kv_"))
-        and parameter.grad is not None
-    }
-
-
-def generate(model: Any, **options: Any) -> torch.Tensor:
-    return model.generate(  # type: ignore[no-any-return]  # a tensor
-        TOKENS, max_new_tokens=8, do_sample=False, pad_token_id=0, disable_compile=True, **options
-    )
+# The weights that q and k pass through.
+TURNED = ("q_", "k_", "qkv", "query_key_value", "kv_")
 
 
 @pytest.mark.parametrize("name", [n if n in SHORT else exhaustive(n) for n in MODELS])
-def test_logits_gradients_and_generation(name: str) -> None:
+def test_patched_model_has_its_logits_gradients_and_generation(name):
     model = make(name)
-    before, own_gradients, tail = logits(model), gradients(model), generate(model)
+    before, own_gradients, tail = logits(model), gradients(model, *TURNED), generate(model)
     elsewhere = logits(model, position_ids=3 * torch.arange(24)[None])
     assert (before - elsewhere).abs().max() > 0.02  # else nothing here could fail
 
+    assert not is_ours(logits, model)
     assert patch(model) is model
+    assert is_ours(logits, model)
     torch.testing.assert_close(logits(model), before, rtol=0, atol=LOGITS)
-    after = gradients(model)
-    assert after.keys() == own_gradients.keys() != set()
-    for key, gradient in own_gradients.items():
-        torch.testing.assert_close(after[key], gradient, rtol=0, atol=LOGITS)
+    assert own_gradients
+    torch.testing.assert_close(gradients(model, *TURNED), own_gradients, rtol=0, atol=LOGITS)
     assert torch.equal(generate(model), tail)
 
     assert unpatch(model) is model
     assert torch.equal(logits(model), before)
 
 
-def generate_padded(model: Any, cache: str | None = "static") -> torch.Tensor:
+def generate_padded(model, cache="static"):
     mask = torch.ones_like(TOKENS)
     mask[0, :5] = 0
     return generate(model, attention_mask=mask, cache_implementation=cache)
 
 
-def compute_compiled(model: Any, backend: str = "eager") -> torch.Tensor:
+def compute_compiled(model, backend="eager"):
     torch._dynamo.reset()
     return logits(torch.compile(model, fullgraph=True, backend=backend))
 
 
-def train_checkpointed(model: Any) -> torch.Tensor:
+def train_checkpointed(model):
     model.train().activation_checkpointing_enable({"use_reentrant": False})
-    return torch.cat([gradient.flatten() for gradient in gradients(model).values()])
+    return torch.cat([gradient.flatten() for gradient in gradients(model, *TURNED)])
 
 
-def compute_around_context(model: Any) -> torch.Tensor:
+def compute_around_context(model):
     """LongRoPE switches by the largest position of a call: 31 is the last of a context of 32."""
     starts = torch.tensor([8, 9, 10])[:, None, None]
     return torch.stack([logits(model, position_ids=s + torch.arange(24)) for s in starts])
@@ -99,17 +81,16 @@ def compute_around_context(model: Any) -> torch.Tensor:
         ),
     ],
 )
-def test_uses_of_a_model(name: str, compute: Callable[[Any], torch.Tensor]) -> None:
+def test_patched_model_in_each_use_computes_as_before(name, compute):
     expected, result = compute(make(name)), compute(patch(make(name)))
     torch.testing.assert_close(result, expected, rtol=0, atol=LOGITS)
 
 
-def test_each_layer_compiled_by_itself_is_one_graph() -> None:
+def test_patched_layers_compiled_one_by_one_share_a_graph():
     """All modules of a class get the same class, so that torch.compile does not start anew."""
     model = patch(make("llama", num_hidden_layers=6))
-    before = logits(model)
+    before, counter = logits(model), torch._dynamo.testing.CompileCounter()
     torch._dynamo.reset()
-    counter = torch._dynamo.testing.CompileCounter()
     for layer in model.model.layers:
         layer.compile(backend=counter)
     after = logits(model, use_cache=False)  # each layer would look at its own cache
@@ -117,28 +98,22 @@ def test_each_layer_compiled_by_itself_is_one_graph() -> None:
     assert counter.frame_count == 1
 
 
-def is_patched(module: torch.nn.Module) -> bool:
-    return "_patched_by_rope_xp" in vars(type(module))
-
-
 @pytest.mark.parametrize("name", ["llama", exhaustive("gemma3_text"), exhaustive("deepseek_v3")])
-def test_far_positions_are_nearer_to_the_truth(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_patched_model_at_far_positions_is_nearer_to_the_truth(name, monkeypatch):
     """The truth: the model in float64, with angles of plain float64 products."""
     options = {"first_k_dense_replace": 2} if name == "deepseek_v3" else {}  # experts lack float64
     model = make(name, max_position_embeddings=2_000_000, **options)
     exact = copy.deepcopy(model).double()
-    rotary = exact.model.rotary_emb
     ropes = rope_xp.from_hf_config(model.config)
 
-    def truth(x: Any, position_ids: torch.Tensor, layer_type: str | None = None) -> Any:
+    def truth(x, position_ids, layer_type=None):
         rope = ropes[layer_type] if isinstance(ropes, dict) else ropes
         r = rope.rotary_dim or 16
-        frequencies = rope.base ** -(torch.arange(0, r, 2) / r).double()
-        angles = position_ids[..., None].double() * frequencies
+        angles = position_ids[..., None] * rope.base ** -(torch.arange(0, r, 2) / r).double()
         angles = torch.cat((angles, angles), dim=-1)
         return angles.cos(), angles.sin()
 
-    monkeypatch.setattr(rotary, "forward", truth)
+    monkeypatch.setattr(exact.model.rotary_emb, "forward", truth)
     positions = 1_000_000 + torch.arange(24)[None]
     expected = logits(exact, position_ids=positions)
     theirs = (logits(model, position_ids=positions) - expected).abs().max()
@@ -148,7 +123,7 @@ def test_far_positions_are_nearer_to_the_truth(name: str, monkeypatch: pytest.Mo
     assert theirs > 50 * ours
 
 
-def test_a_model_in_float64_gets_tables_in_float64() -> None:
+def test_patched_model_in_float64_has_tables_in_float64():
     model = make("llama")
     single, before = logits(model), logits(model.double())
     double = logits(patch(model))
@@ -160,14 +135,14 @@ def test_a_model_in_float64_gets_tables_in_float64() -> None:
     assert (double - single).abs().max() < LOGITS
 
 
-def test_unusual_calls_are_left_to_the_model_in_the_dtype_of_q() -> None:
+def test_replacement_with_unusual_arguments_calls_the_models_function_in_the_dtype_of_q():
     function, ours = replaced("deepseek_v3", "halves", "apply_rotary_pos_emb_interleave")
     q, tables = torch.randn(2, 3, 5, 8).bfloat16(), torch.randn(2, 2, 5, 8)
     for options in ({}, {"position_ids": torch.arange(5)}, {"unsqueeze_dim": 1}):
         for y in ours(q, q, *tables, **options):
-            assert y.dtype == torch.bfloat16
             # the model's function in float32, rounded once
             expected = function(q.float(), q.float(), *tables)[0].bfloat16()
+            assert y.dtype == torch.bfloat16
             assert torch.equal(y, expected)
 
 
@@ -175,7 +150,7 @@ def test_unusual_calls_are_left_to_the_model_in_the_dtype_of_q() -> None:
     ("kind", "form", "width"),
     [("llama", "halves", 8), ("cohere", "neighbours", 8), ("gpt_oss", "pairs", 4)],
 )
-def test_calls_of_a_kind_read_the_tables_that_they_are_given(kind, form, width) -> None:
+def test_replacement_called_again_reads_the_tables_that_it_is_given(kind, form, width):
     """Without gradients such a call is bound, with them it is not."""
     _, ours = replaced(kind, form)
     shapes = (2, 3, 5, 8), (2, 5, 3, 8), (1, 3, 5, 8)
@@ -184,21 +159,16 @@ def test_calls_of_a_kind_read_the_tables_that_they_are_given(kind, form, width) 
             q, k = torch.randn(2, *shape).to(dtype)
             named = {"unsqueeze_dim": 2} if shape[1] == 5 else {}
             wide = torch.randn(2, shape[0], 5, 2 * width)
-            for tables in (
-                wide[..., :width].contiguous(),
-                wide[..., :width],
-                wide[:, :1, :, width:],
-            ):
+            left = wide[..., :width]
+            for tables in (left.contiguous(), left, wide[:, :1, :, width:]):
                 expected = ours(q, k, *tables, **named)
                 with torch.no_grad():
-                    got = ours(q, k, *tables, **named)
+                    got, other = (ours(q, k, *t, **named) for t in (tables, 2 * tables))
                 assert all(map(torch.equal, got, expected))
-                with torch.no_grad():
-                    other = ours(q, k, *(2 * tables), **named)
                 assert not any(map(torch.equal, other, expected))
 
 
-def test_arrays_of_other_libraries_are_rotated_by_their_own_columns() -> None:
+def test_replacement_of_arrays_of_other_libraries_reads_their_own_columns():
     _, ours = replaced("llama", "halves")
     q, tables = torch.randn(2, 3, 5, 8), torch.randn(2, 2, 5, 8)
     expected = ours(q, q, *tables)
@@ -211,7 +181,7 @@ def test_arrays_of_other_libraries_are_rotated_by_their_own_columns() -> None:
 
 
 @pytest.mark.parametrize("recorded", [False, True])
-def test_arguments_that_the_models_function_does_not_take(recorded: bool) -> None:
+def test_replacement_refuses_arguments_that_the_models_function_refuses(recorded):
     _, ours = replaced("llama", "halves")
     q, (cos, sin) = torch.ones(1, 2, 3, 8), torch.ones(2, 1, 3, 8)
     with torch.set_grad_enabled(recorded):
@@ -224,7 +194,7 @@ def test_arguments_that_the_models_function_does_not_take(recorded: bool) -> Non
                 ours(q, q, cos, sin, *extra, **named)
 
 
-def test_casting_the_model_does_not_round_the_frequencies() -> None:
+def test_patched_model_cast_to_bfloat16_keeps_its_frequencies():
     """model.to(bfloat16) rounds inv_freq as well, and angles of far tokens drift apart."""
     positions = 40 * torch.arange(24)[None]
     exact = logits(make("llama"), position_ids=positions)
@@ -235,33 +205,32 @@ def test_casting_the_model_does_not_round_the_frequencies() -> None:
     assert (after.float() - exact).abs().mean() < 0.5 * theirs
 
 
-def test_other_models_of_the_type_are_not_touched() -> None:
+def test_patch_leaves_other_models_of_the_type_and_unpatch_leaves_nothing():
     model, other = make("llama"), make("llama")
     keys = list(model.state_dict())
-    module = importlib.import_module("transformers.models.llama.modeling_llama")
-    function = module.apply_rotary_pos_emb
+    function, classes = modeling("llama").apply_rotary_pos_emb, list(map(type, other.modules()))
+    attributes = [set(vars(module)) for module in other.modules()]
     assert list(patch(model).state_dict()) == keys
-    assert module.apply_rotary_pos_emb is function
-    assert not any(map(is_patched, other.modules()))
+    assert modeling("llama").apply_rotary_pos_emb is function
+    assert list(map(type, other.modules())) == classes
     unpatch(model)
-    assert not any(map(is_patched, model.modules()))
-    assert "rope_xp_plans" not in vars(model.model.rotary_emb)
+    assert list(map(type, model.modules())) == classes
+    assert [set(vars(module)) for module in model.modules()] == attributes
 
 
-def test_a_length_fixes_rules_that_depend_on_it() -> None:
+def test_patch_with_a_length_fixes_rules_that_depend_on_it():
     model = make("phi3")
     short = logits(model, TOKENS[:, :16])
-    patch(model, length=64)
-    long = logits(model, TOKENS[:, :16])
-    assert (short - long).abs().max() > 0.01
-    rope = model.model.rotary_emb.rope_xp_plans[None].rope
-    assert rope.scaling.length == 64
+    assert (short - logits(patch(model, length=64), TOKENS[:, :16])).abs().max() > 0.01
+    rotary, rope = model.model.rotary_emb, rope_xp.from_hf_config(model.config).for_length(64)
+    cos, _ = rotary(torch.zeros(1), torch.arange(9)[None])
+    torch.testing.assert_close(cos[0, :, :8], torch.tensor(rope.cos_sin(range(9), 16)[0]))
 
 
 @pytest.mark.parametrize(
     "name", ["_drop_in", "_diffusion.config", "diffusers", "kernels", "transformers"]
 )
-def test_examples(name: str) -> None:
+def test_examples_of_integrations_run(name):
     pytest.importorskip("numpy" if name.startswith("_") else name)
     results = doctest.testmod(importlib.import_module(f"rope_xp.integrations.{name}"))
     assert results.attempted > 3

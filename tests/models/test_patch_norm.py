@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-from typing import Any
 
 import pytest
 
@@ -11,7 +10,7 @@ pytest.importorskip("transformers")
 
 import torch
 from support.exhaustive import exhaustive
-from support.patched import TOKENS, logits
+from support.patched import TOKENS, generate, gradients, logits, refuse
 from support.small_models import MODELS, make, multimodal_text
 from transformers.models.qwen3 import modeling_qwen3
 
@@ -21,7 +20,7 @@ from rope_xp.integrations import _norms
 from rope_xp.integrations.transformers import patch, unpatch
 
 
-def make_model(name: str, **more: Any) -> Any:
+def make_model(name, **more):
     """Return a model with random weights of norms, which begin as ones or zeros."""
     model = make(name, **{"head_dim": 16, **more})
     with torch.no_grad():
@@ -31,13 +30,7 @@ def make_model(name: str, **more: Any) -> Any:
     return model
 
 
-def compute_gradients(model: Any) -> list[torch.Tensor]:
-    model.zero_grad()
-    model(TOKENS, use_cache=False).logits.square().mean().backward()
-    return [w.grad.clone() for key, w in model.named_parameters() if key.endswith("_norm.weight")]
-
-
-def assert_near(results: torch.Tensor, expected: torch.Tensor) -> None:
+def assert_near(results, expected):
     # Float32 of a few layers.
     assert (results - expected).abs().max() < 2e-5 * expected.abs().max()
 
@@ -53,11 +46,10 @@ def assert_near(results: torch.Tensor, expected: torch.Tensor) -> None:
         exhaustive("lfm2", {"layer_types": ["full_attention"] * 2}),  # calls its norms q_layernorm
     ],
 )
-def test_logits_and_gradients(
-    name: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_patched_norms_keep_logits_and_gradients(name, more, monkeypatch):
     model = make_model(name, **more)
-    keys, before, own_gradients = list(model.state_dict()), logits(model), compute_gradients(model)
+    keys, before = list(model.state_dict()), logits(model)
+    own_gradients = gradients(model, "_norm.weight")
     assert patch(model, norm=True) is model
     assert list(model.state_dict()) == keys
     with monkeypatch.context() as context:
@@ -65,27 +57,26 @@ def test_logits_and_gradients(
         assert_near(logits(model), before)
         for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
             assert torch.equal(logits(copied), logits(model))
-        list(map(assert_near, compute_gradients(model), own_gradients))
+        list(map(assert_near, gradients(model, "_norm.weight"), own_gradients))
         model.train().activation_checkpointing_enable({"use_reentrant": False})
-        list(map(assert_near, compute_gradients(model), own_gradients))
+        list(map(assert_near, gradients(model, "_norm.weight"), own_gradients))
     assert torch.equal(logits(unpatch(model.eval())), before)
 
 
-def test_16_bits_are_as_near_to_the_truth_as_the_model() -> None:
+def test_patched_norms_in_16_bits_are_as_near_to_the_truth_as_the_model():
     exact, model = logits(make_model("qwen3")), make_model("qwen3")
     theirs = (logits(model.bfloat16()) - exact).square().mean()
     ours = (logits(patch(model, norm=True)) - exact).square().mean()
     assert ours < 1.1 * theirs  # it rounds less, but other roundings hide that
 
 
-def test_generation_with_a_static_cache() -> None:
-    options = {"max_new_tokens": 8, "cache_implementation": "static", "disable_compile": True}
+def test_patched_norms_generate_with_a_static_cache():
     own, model = make_model("qwen3"), patch(make_model("qwen3"), norm=True)
-    expected = own.generate(TOKENS, do_sample=False, **options)
-    assert torch.equal(model.generate(TOKENS, do_sample=False, **options), expected)
+    expected = generate(own, cache_implementation="static")
+    assert torch.equal(generate(model, cache_implementation="static"), expected)
 
 
-def test_attention_is_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_patched_norms_compile_to_one_graph(monkeypatch):
     torch._dynamo.reset()  # of what other tests compiled
     # Dynamo must not trace how the class of a weight is found.
     monkeypatch.delitem(find.by_type, torch.nn.Parameter, raising=False)
@@ -95,13 +86,53 @@ def test_attention_is_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_near(logits(model, use_cache=False), before)
 
 
-def test_a_text_model_with_three_positions() -> None:
+def test_decorated_attention_is_patched_as_the_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    decorated = torch.no_grad()(modeling_qwen3.Qwen3Attention.forward)
+    monkeypatch.setattr(modeling_qwen3.Qwen3Attention, "forward", decorated)
+    model = make_model("qwen3")
+    before = logits(model)
+    with monkeypatch.context() as context:
+        model = patch(model, norm=True)
+        context.setattr(_norms.Unnormalized, "normalize", None)
+        assert_near(logits(model), before)
+
+
+def test_norm_with_weights_that_its_forward_alone_has_keeps_the_logits() -> None:
+    model = make_model("qwen3")
+    before = logits(model)
+    for module in patch(model, norm=True).modules():
+        if isinstance(module, modeling_qwen3.Qwen3RMSNorm):
+            full, empty = module.weight.data, torch.empty(0)  # as ZeRO-3 does
+            module.weight.data = empty
+            module.register_forward_pre_hook(lambda m, _, w=full: setattr(m.weight, "data", w))
+            module.register_forward_hook(lambda m, *_, w=empty: setattr(m.weight, "data", w))
+    assert_near(logits(model), before)
+
+
+def test_eps_that_changes_after_patching_is_used() -> None:
+    results = []
+    for norm in (False, True):
+        model = patch(make_model("qwen3"), norm=norm)
+        for layer in model.model.layers:
+            layer.self_attn.q_norm.variance_epsilon = 1.0
+        results.append(logits(model))
+    assert_near(*results)
+
+
+def test_norm_that_contains_modules_is_refused_with_advice() -> None:
+    model = make_model("qwen3")
+    torch.nn.utils.parametrizations.weight_norm(model.model.layers[0].self_attn.q_norm)
+    with pytest.raises(RopeError, match="contains other modules.*patch the model before"):
+        patch(model, norm=True)
+
+
+def test_patched_norms_of_mrope_keep_the_hidden_states():
     model = multimodal_text("qwen3_vl_text")
     before = model(TOKENS).last_hidden_state
     assert_near(patch(model, norm=True)(TOKENS).last_hidden_state, before)
 
 
-def test_a_function_that_is_replaced_later_gets_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_patched_norms_hand_tensors_to_a_function_that_is_replaced_later(monkeypatch):
     rotate, model = modeling_qwen3.apply_rotary_pos_emb, make_model("qwen3")
     before, model = logits(model), patch(model, norm=True)
     monkeypatch.setattr(modeling_qwen3, "apply_rotary_pos_emb", lambda *xs: rotate(*xs))
@@ -111,17 +142,13 @@ def test_a_function_that_is_replaced_later_gets_tensors(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("name", "message", "options"),
     [
-        ("llama", "no layer of LlamaForCausalLM normalizes what", {}),
-        ("qwen3", "no layer of Qwen3ForCausalLM normalizes what", {"rotation": False}),
+        ("llama", "LlamaForCausalLM: no layer normalizes q and k before", {}),
+        ("qwen3", "norm=True needs rotation=True", {"rotation": False}),
         ("olmo2", r"self_attn\.q_norm \(Olmo2RMSNorm\) .* norm spans heads: .*\(64,\), not", {}),
         ("exaone4", "Exaone4Attention does not always rotate after it", {}),  # some layers
         ("hunyuan_v1_dense", "HunYuanDenseV1Attention does not always rotate after it", {}),
         ("persimmon", r"q_layernorm \(LayerNorm\) .* it is no RMSNorm", {}),
     ],
 )
-def test_other_models_are_refused(name: str, message: str, options: dict[str, bool]) -> None:
-    model = make_model(name)
-    classes = [type(module) for module in model.modules()]
-    with pytest.raises(RopeError, match=message):
-        patch(model, norm=True, **options)
-    assert [type(module) for module in model.modules()] == classes
+def test_patch_refuses_norms_that_the_rotation_cannot_compute(name, message, options):
+    refuse(patch, make_model(name), message, norm=True, **options)

@@ -1,8 +1,7 @@
-"""The tables of docs/port.md: what code of other libraries does, and what to write here."""
+"""The tables of docs/start.md: what code of other libraries does, and what to write here."""
 
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +10,9 @@ pytest.importorskip("torch")
 
 from support.answers import LIBRARIES, OURS
 
-PAGE = Path(__file__).parents[2] / "docs" / "port.md"
+PAGE = Path(__file__).parents[2] / "docs" / "start.md"
 ROW = re.compile(r"^\| `([^|`]+)` \| `([^|`]+)` \|$", re.MULTILINE)
-SECTIONS = PAGE.read_text("utf-8").split("\n## ")[1:]
+SECTIONS = PAGE.read_text("utf-8").split("\n### ")[1:]
 ROWS = [(part.partition("\n")[0], *row) for part in SECTIONS for row in ROW.findall(part)]
 
 # Theirs multiply in float32: at positions up to 12 an angle is off by 12 * 2**-23, and a component
@@ -21,16 +20,16 @@ ROWS = [(part.partition("\n")[0], *row) for part in SECTIONS for row in ROW.find
 CLOSE = 1e-5
 
 
-def list_arrays(result: Any) -> list[np.ndarray]:
+def list_arrays(result):
     return [np.asarray(part) for part in (result if isinstance(result, tuple) else (result,))]
 
 
-def test_each_library_is_answered() -> None:
+def test_port_page_answers_each_library():
     assert {library for library, _, _ in ROWS} == LIBRARIES.keys()
 
 
 @pytest.mark.parametrize(("library", "theirs", "ours"), ROWS)
-def test_answers(library: str, theirs: str, ours: str) -> None:
+def test_row_of_the_port_page_gives_the_numbers_of_the_library(library, theirs, ours):
     names = OURS | LIBRARIES[library]()
     expected, actual = list_arrays(eval(theirs, names)), list_arrays(eval(ours, names))
     assert [y.shape for y in actual] == [y.shape for y in expected]

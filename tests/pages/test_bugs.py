@@ -1,4 +1,4 @@
-"""Each entry of docs/bugs.md names a public thread, and tests that are there."""
+"""Each entry of docs/background/bugs.md names a public thread, and tests that are there."""
 
 import ast
 import re
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "bugs.md").read_text("utf-8")
+PAGE = (ROOT / "docs" / "background" / "bugs.md").read_text("utf-8")
 ENTRIES = {
     block.partition("**")[2].partition("**")[0]: block
     for block in re.split(r"\n\n+", PAGE)
@@ -20,7 +20,7 @@ THREAD = re.compile(
 
 
 @pytest.mark.parametrize("title", ENTRIES)
-def test_an_entry_names_tests_and_links_threads(title: str) -> None:
+def test_entry_of_the_bugs_page_names_tests_and_links_threads(title):
     named, threads = TEST.findall(ENTRIES[title]), THREAD.findall(ENTRIES[title])
     assert named
     for path, name in named:

@@ -1,7 +1,5 @@
 """What .ci/run reads built pages with notices whatever a browser would fetch from a network."""
 
-from pathlib import Path
-
 import pytest
 from support import check_html
 
@@ -27,12 +25,12 @@ CASES = [
 
 
 @pytest.mark.parametrize(("suffix", "text", "status"), CASES)
-def test_what_is_fetched(suffix: str, text: str, status: int, tmp_path: Path, capsys) -> None:
+def test_html_that_fetches_from_a_network_is_found(suffix, text, status, tmp_path, capsys):
     (tmp_path / "index.html").write_text("<p>", "utf-8")
     (tmp_path / f"x.{suffix}").write_text(text, "utf-8")
     assert check_html.main(str(tmp_path)) == status
     assert (f"x.{suffix} fetches" in capsys.readouterr().out) == bool(status)
 
 
-def test_a_folder_without_pages_is_no_success(tmp_path: Path) -> None:
+def test_folder_without_pages_is_no_success(tmp_path):
     assert check_html.main(str(tmp_path)) == 1

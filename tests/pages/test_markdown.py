@@ -1,7 +1,6 @@
 """Pages show where they lie: links have words and lead somewhere, and there are no roles."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,19 +11,21 @@ from markdown_it.token import Token
 from mdit_py_plugins.anchors import anchors_plugin
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("backends/*.md")])
+FOLDERS = ("", "docs/", "docs/background/", "backends/")
+PAGES = sorted(page for folder in FOLDERS for page in ROOT.glob(f"{folder}*.md"))
 # What a forge shows as its source: the reference is made of docstrings, the index names the pages.
-SPHINX_ALONE = {"docs/api.md": {"eval-rst", "toctree"}, "docs/index.md": {"toctree"}}
+SPHINX_ALONE = {"docs/api.md": {"eval-rst", "toctree"}}
+SPHINX_ALONE |= {f"docs/{folder}index.md": {"toctree"} for folder in ("", "background/")}
 PARSER = MarkdownIt("gfm-like", {"linkify": False}).use(anchors_plugin, max_level=6)
 
 
-def parse(page: Path) -> list[Token]:
+def parse(page):
     """Return the tokens of a page, those within paragraphs and headings too."""
     tokens = PARSER.parse(page.read_text("utf-8"))
     return [part for token in tokens for part in (token, *(token.children or ()))]
 
 
-def find_link_problem(target: str, page: Path) -> str | None:
+def find_link_problem(target, page):
     name, _, anchor = target.partition("#")
     file = page.parent / name if name else page
     if re.match("https?:|mailto:", target):
@@ -35,7 +36,7 @@ def find_link_problem(target: str, page: Path) -> str | None:
     return None if anchor in ids or file.suffix != ".md" else "no such heading"
 
 
-def find_problems(page: Path) -> Iterator[str]:
+def find_problems(page):
     none = Token("", "", 0)
     tokens = [none, *parse(page), none]
     shown = SPHINX_ALONE.get(page.relative_to(ROOT).as_posix(), set())
@@ -55,11 +56,11 @@ def find_problems(page: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_links_lead_somewhere_and_nothing_shows_as_something_else(page: Path) -> None:
+def test_page_links_lead_somewhere_and_nothing_shows_as_something_else(page):
     assert list(find_problems(page)) == []
 
 
-def test_what_is_wrong_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_links_and_roles_are_found(tmp_path, monkeypatch):
     monkeypatch.setitem(globals(), "ROOT", tmp_path)
     page, right = tmp_path / "page.md", "# Twice\n\n# Twice `x`\n\n[a](#twice-x) `[](y.md)` {x} `y`"
     page.write_text(right)
@@ -71,10 +72,10 @@ def test_what_is_wrong_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert starts == [*expected, "only Sphinx shows {note}"]
 
 
-def test_pictures_are_shown_small_and_without_background() -> None:
+def test_pictures_are_shown_small_and_without_background():
     shown = {str(token.attrs.get("src")) for page in PAGES for token in parse(page)}
     for picture in (ROOT / "docs" / "drawn").iterdir():
-        assert f"drawn/{picture.name}" in {src.removeprefix("docs/") for src in shown}
+        assert f"drawn/{picture.name}" in {re.sub(r"^(docs|\.\.)/", "", src) for src in shown}
         assert picture.suffix == ".svg"
         text = picture.read_text("utf-8")
         assert len(text) < 150_000, picture
@@ -82,7 +83,8 @@ def test_pictures_are_shown_small_and_without_background() -> None:
         assert "<image" not in text, picture
 
 
-def test_every_page_is_in_the_navigation() -> None:
-    lines = set((ROOT / "docs" / "index.md").read_text("utf-8").splitlines())
-    pages = {p.stem for p in ROOT.glob("docs/*.md")} - {"index"}
-    assert pages | {f"notebooks/{p.stem}" for p in ROOT.glob("docs/*/*.ipynb")} <= lines
+def test_navigation_has_every_page():
+    for folder in (ROOT / "docs", ROOT / "docs" / "background"):
+        lines = set((folder / "index.md").read_text("utf-8").splitlines())
+        pages = {page.stem for page in folder.glob("*.md")} - {"index"}
+        assert pages | {f"notebooks/{p.stem}" for p in folder.glob("notebooks/*.ipynb")} <= lines

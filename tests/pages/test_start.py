@@ -1,9 +1,8 @@
-"""docs/start_*.md: their examples run, say what they promise, and are what the pages show."""
+"""Files of docs/examples/start: they run, say what they promise, and are what the pages show."""
 
 import re
 import runpy
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,16 +23,15 @@ SHOWN = re.compile(
 )
 
 
-def load(name: str) -> dict[str, Any]:
-    """Return what a file defines, without running its main."""
+def load(name):
     if name in NEEDS:
         pytest.importorskip(NEEDS[name])
     return runpy.run_path(str(DOCS / "examples" / "start" / f"{name}.py"), run_name="example")
 
 
-def test_the_page_shows_each_file() -> None:
+def test_start_pages_show_each_example_file():
     """A block is a file without its docstring: to mend this, paste the file into the page."""
-    pages = [page.read_text("utf-8") for page in DOCS.glob("start_*.md")]
+    pages = [page.read_text("utf-8") for page in (*DOCS.glob("start_*.md"), DOCS / "models.md")]
     shown = {path: text for page in pages for _, path, text in SHOWN.findall(page)}
     assert shown.keys() == {f"examples/start/{file.name}" for file in FILES}
     for file in FILES:
@@ -47,10 +45,9 @@ COMPILES = ("attention_torch", "decoder_jax")
 
 
 @pytest.mark.parametrize(
-    "name",
-    [exhaustive(file.stem) if file.stem in COMPILES else file.stem for file in FILES],
+    "name", [exhaustive(file.stem) if file.stem in COMPILES else file.stem for file in FILES]
 )
-def test_runs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_start_example_runs(name, capsys):
     """Each asserts what it prints."""
     if name in NEEDS:
         pytest.importorskip(NEEDS[name])
@@ -59,8 +56,7 @@ def test_runs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out
 
 
-def test_heads_first_is_llama() -> None:
-    """The module with the weights of transformers' own, prefill and decode, beside that."""
+def test_start_example_with_heads_first_is_llama():
     example = load("attention_huggingface")
     transformers = pytest.importorskip("transformers")
     import torch
@@ -76,10 +72,8 @@ def test_heads_first_is_llama() -> None:
     ours = example["Attention"](example["CONFIG"])
     ours.load_state_dict(theirs.state_dict())
     rope, x = example["rope_xp"].from_hf_config(config), torch.randn(2, 9, 256)
-    embedding, caches = (
-        llama.LlamaRotaryEmbedding(config),
-        [transformers.DynamicCache() for _ in "ab"],
-    )
+    embedding = llama.LlamaRotaryEmbedding(config)
+    caches = [transformers.DynamicCache() for _ in "ab"]
     for first, last in ((0, 5), (5, 8), (8, 9)):
         part, indices = x[:, first:last], torch.arange(first, last)[None]
         result = ours(part, rope.at(indices, like=part[..., :32]), caches[0])
@@ -88,25 +82,19 @@ def test_heads_first_is_llama() -> None:
         torch.testing.assert_close(result, expected, rtol=0, atol=1e-5)
 
 
-def test_decoding_compiles_once() -> None:
-    """One graph of the prefill and one of a token, wherever it stands."""
+def test_start_example_of_decoding_compiles_once():
     example = load("attention_torch")
     import torch
+    from torch._dynamo.testing import CompileCounter
 
-    graphs = []
-
-    def count(graph: Any, inputs: Any) -> Any:
-        graphs.append(inputs)
-        return graph
-
-    attention = torch.compile(example["Attention"](64, 4, 2), backend=count, fullgraph=True)
+    counter = CompileCounter()
+    attention = torch.compile(example["Attention"](64, 4, 2), backend=counter, fullgraph=True)
     with torch.no_grad():
         example["generate"](attention, torch.randn(1, 12, 64), example["Cache"](1, 16, 2, 16), 6)
-    assert len(graphs) == 2
+    assert counter.frame_count == 2  # of the prefill, and of a token
 
 
-def test_grouped_heads_are_llama() -> None:
-    """The fused module of torch, on the weights of transformers' own."""
+def test_start_example_with_grouped_heads_is_llama():
     example = load("attention_torch")
     pytest.importorskip("transformers")
     import torch
@@ -130,8 +118,7 @@ def test_grouped_heads_are_llama() -> None:
     torch.testing.assert_close(result, expected, rtol=0, atol=1e-5)
 
 
-def test_the_layer_of_jax_by_the_formula() -> None:
-    """Its loss and gradients, at positions where products in float32 are right too."""
+def test_start_example_of_jax_has_the_loss_and_gradients_of_the_formula():
     example = load("decoder_jax")
     import jax
 
@@ -142,14 +129,14 @@ def test_the_layer_of_jax_by_the_formula() -> None:
     angles = np.outer(positions, 500_000.0 ** (-np.arange(8) / 8))[:, None]
     cos, sin = np.cos(angles), np.sin(angles)
 
-    def rotate(t: np.ndarray) -> np.ndarray:
+    def rotate(t):
         a, b = t[..., :8], t[..., 8:]
         return np.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
 
-    def norm(x: np.ndarray) -> np.ndarray:
+    def norm(x):
         return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6)
 
-    def loss(weights: dict[str, np.ndarray]) -> float:
+    def loss(weights):
         h = x.astype(np.float64)
         q, k, v = (np.einsum("bsm,mhd->bshd", norm(h), weights[n]) for n in "qkv")
         k, v = (np.repeat(t, 2, axis=2) for t in (k, v))
@@ -170,7 +157,7 @@ def test_the_layer_of_jax_by_the_formula() -> None:
         assert slope == pytest.approx((up - down) / 2e-5, rel=0, abs=1e-4 * size)
 
 
-def test_the_layer_of_numpy_is_gpt_neox() -> None:
+def test_start_example_of_numpy_is_gpt_neox():
     example = load("neox_numpy")
     pytest.importorskip("transformers")
     import torch
@@ -198,7 +185,7 @@ def test_the_layer_of_numpy_is_gpt_neox() -> None:
     np.testing.assert_allclose(result, expected.numpy(), rtol=0, atol=1e-4)
 
 
-def test_patches_turn_by_row_and_column() -> None:
+def test_start_example_of_patches_turns_by_row_and_column():
     """In float64, each half of a head by itself, and the class token not at all."""
     example = load("vit_torch")
     import torch

@@ -29,7 +29,7 @@ every_curve = pytest.mark.parametrize("curve", CURVES.values(), ids=CURVES)
 
 
 @every_rope
-def test_the_bound_is_the_mean_of_partial_sums_and_bounds_scores(rope):
+def test_decay_bound_is_the_mean_of_partial_sums_and_bounds_scores(rope):
     distances = np.array([0, 1, 2.5, -17, 1000, 54321])
     frequencies = rope.frequencies(HEAD_DIM)
     pairs = len(frequencies)
@@ -49,7 +49,7 @@ def test_the_bound_is_the_mean_of_partial_sums_and_bounds_scores(rope):
 
 @every_rope
 @pytest.mark.parametrize("ones", [False, True])
-def test_a_score_is_what_rotated_vectors_have(rope, ones):
+def test_score_curve_is_the_score_of_rotated_vectors(rope, ones):
     q, k = np.random.default_rng(1).standard_normal((2, HEAD_DIM)) ** (1 - ones)
     distances = np.array([-300, -1, 0, 1, 7, 300])
     components = () if rope.position_axes is None else (3,)
@@ -62,7 +62,7 @@ def test_a_score_is_what_rotated_vectors_have(rope, ones):
 
 
 @every_curve
-def test_shapes_and_blocks(curve, monkeypatch):
+def test_curves_have_the_shape_of_distances_whatever_the_block(curve, monkeypatch):
     distances = np.arange(60, dtype=np.int32).reshape(3, 4, 5)
     at_once = curve(RoPE(), HEAD_DIM, distances)
     assert at_once.shape == (3, 4, 5)
@@ -75,29 +75,27 @@ def test_shapes_and_blocks(curve, monkeypatch):
 
 
 @pytest.mark.parametrize(("base", "expected"), [(1e4, 1707), (5e5, 18438), (4.3e3, 1077)])
-def test_the_first_negative_sum(base, expected):
+def test_max_distance_is_the_first_negative_sum(base, expected):
     assert analysis.max_distance(RoPE(base=base), 128) == expected
-    # Independent of frequencies() and of blocks: all the sums before, by another recurrence.
-    step = np.exp(1j * base ** (-np.arange(0, 128, 2) / 128))
-    units = np.ones(64, complex)
-    sums = np.empty(expected + 1)
-    for distance in range(expected + 1):
-        sums[distance] = units.real.sum()
-        units *= step
-    assert sums[:-1].min() > 1e-6  # the recurrence is off by some 1e-9
+    # Independent of frequencies() and of blocks: all the sums before, by powers.
+    angles = np.outer(np.arange(expected + 1), base ** (-np.arange(0, 128, 2) / 128))
+    sums = np.cos(angles).sum(axis=1)
+    assert sums[:-1].min() > 1e-6
     assert sums[-1] < -1e-6
 
 
 @every_rope
-def test_the_first_negative_sum_of_scalings(rope):
+def test_turns_and_max_distance_of_scalings_are_those_of_plain_loops(rope):
     frequencies = rope.frequencies(HEAD_DIM).tolist()
+    turns = analysis.turns(rope, HEAD_DIM, 4096)
+    np.testing.assert_allclose(turns, 4096 / rope.wavelengths(HEAD_DIM), rtol=1e-15)
     sums = ((m, sum(math.cos(m * f) for f in frequencies)) for m in range(1, 2001))
     expected = next((m for m, s in sums if s < 0), None)
     assert analysis.max_distance(rope, HEAD_DIM, limit=2000) == expected
 
 
 @pytest.mark.parametrize("at_once", [1706, 1707])
-def test_neither_blocks_nor_the_limit_matter(at_once, monkeypatch):
+def test_max_distance_depends_on_neither_block_nor_limit(at_once, monkeypatch):
     monkeypatch.setattr(analysis, "_BLOCK", 64 * at_once)
     assert analysis.max_distance(RoPE(), 128) == 1707
     assert analysis.max_distance(RoPE(), 128, limit=1707) == 1707
@@ -105,8 +103,6 @@ def test_neither_blocks_nor_the_limit_matter(at_once, monkeypatch):
 
 
 class Fixed(scaling.Scaling):
-    """A scaling with frequencies of its own."""
-
     def __init__(self, *frequencies):
         self.fixed = frequencies
 
@@ -126,7 +122,7 @@ QUARTER = math.pi / (2 * M)
 @pytest.mark.parametrize(
     "frequencies", [(QUARTER,), (math.nextafter(QUARTER, 1),), tuple(map(float.fromhex, HEXES))]
 )
-def test_sums_that_rounding_could_turn_have_the_sign_of_exact_ones(frequencies):
+def test_max_distance_where_rounding_could_turn_the_sign_is_exact(frequencies):
     pairs = len(frequencies)
     with mpmath.workdps(40):
         exact = mpmath.fsum(mpmath.cos(M * mpmath.mpf(f)) for f in frequencies)
@@ -135,12 +131,6 @@ def test_sums_that_rounding_could_turn_have_the_sign_of_exact_ones(frequencies):
     assert abs(result - float(exact)) < 2e-16 * pairs
     rope = RoPE(scaling=Fixed(*frequencies))
     assert analysis.max_distance(rope, 2 * pairs, limit=M + 5) == (M if exact < 0 else M + 1)
-
-
-@every_rope
-def test_turns(rope):
-    turns = analysis.turns(rope, HEAD_DIM, 4096)
-    np.testing.assert_allclose(turns, 4096 / rope.wavelengths(HEAD_DIM), rtol=1e-15)
 
 
 HEAD_DIM_CALLS = {
@@ -152,7 +142,7 @@ HEAD_DIM_CALLS = {
 
 
 @pytest.mark.parametrize("call", HEAD_DIM_CALLS.values(), ids=HEAD_DIM_CALLS)
-def test_errors_of_any_call(call):
+def test_analysis_refuses_ropes_and_head_dims_that_do_not_fit(call):
     dynamic = RoPE(scaling=scaling.DynamicNTK(2.0, 64))
     with pytest.raises(RopeError, match=r"rope\.for_length\(n\)"):
         call(dynamic)
@@ -164,7 +154,7 @@ def test_errors_of_any_call(call):
 
 
 @every_curve
-def test_errors_of_distances(curve):
+def test_curves_refuse_distances_that_are_no_finite_numbers(curve):
     with pytest.raises(RopeError, match="distances must be finite; got nan among them"):
         curve(RoPE(), 8, [0.0, math.nan])
     for wrong in (["near"], [1j], [True], [2**70]):
@@ -172,12 +162,20 @@ def test_errors_of_distances(curve):
             curve(RoPE(), 8, wrong)
 
 
-def test_errors_of_the_other_arguments():
-    with pytest.raises(RopeError, match=r"q must have shape \(head_dim,\) = \(8,\); got \(4,"):
-        analysis.score_curve(RoPE(), 8, 1, q=np.ones(4))
-    with pytest.raises(RopeError, match="k must be finite"):
-        analysis.score_curve(RoPE(), 8, 1, k=[math.inf] * 8)
-    with pytest.raises(RopeError, match="limit must be positive"):
-        analysis.max_distance(RoPE(), 8, limit=0)
-    with pytest.raises(RopeError, match="tokens must be positive"):
-        analysis.turns(RoPE(), 8, 0)
+@pytest.mark.parametrize(
+    ("message", "function", "arguments", "options"),
+    [
+        (
+            r"q must have shape \(head_dim,\) = \(8,\); got \(4,",
+            "score_curve",
+            (1,),
+            {"q": np.ones(4)},
+        ),
+        ("k must be finite", "score_curve", (1,), {"k": [math.inf] * 8}),
+        ("limit must be positive", "max_distance", (), {"limit": 0}),
+        ("tokens must be positive", "turns", (0,), {}),
+    ],
+)
+def test_analysis_refuses_other_arguments_that_do_not_fit(message, function, arguments, options):
+    with pytest.raises(RopeError, match=message):
+        getattr(analysis, function)(RoPE(), 8, *arguments, **options)

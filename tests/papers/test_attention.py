@@ -26,7 +26,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("kind", ["causal", "mask", "both", "cross", "rope", "scale"])
-def test_against_torch(kind):
+def test_attention_is_that_of_torch(kind):
     torch = pytest.importorskip("torch")
     q, k, v = build_qkv(t=9 if kind == "cross" else 12)
     mask = np.random.default_rng(4).random((2, 1, 12, 12)) < 0.6
@@ -52,7 +52,7 @@ def test_against_torch(kind):
     np.testing.assert_allclose(result, expected.transpose(1, 2).numpy(), **CLOSE)
 
 
-def test_tokens_that_attend_to_nothing_are_zero():
+def test_attention_of_tokens_that_attend_to_nothing_is_zero():
     q, k, v = build_qkv()
     result, unmasked = attention.attention(q, k, v, mask=FEW), attention.attention(q, k, v)
     assert not result[0, 3].any()
@@ -61,8 +61,7 @@ def test_tokens_that_attend_to_nothing_are_zero():
     assert not attention.attention(q, k[:, :0], v[:, :0]).any()
 
 
-def test_decoding_one_token_is_the_last_row():
-    """With a cache: positions of its own for q, and a mask instead of causal."""
+def test_attention_with_a_cache_is_the_last_rows():
     q, k, v = build_qkv()
     rope, at = RoPE(layout="half"), np.arange(12)
     whole = attention.attention(q, k, v, rope=rope, causal=True)
@@ -71,7 +70,7 @@ def test_decoding_one_token_is_the_last_row():
     np.testing.assert_allclose(last, whole[:, -3:], **CLOSE)
 
 
-def test_large_scores_do_not_overflow():
+def test_attention_of_large_scores_does_not_overflow():
     """Not before they are scaled either: 64 products of 1.6e37 are more than float32 holds."""
     x = np.full((1, 1, 64), 4e18, np.float32)
     np.testing.assert_allclose(attention.scores(x, x), 8 * np.float64(x[0, 0, 0]) ** 2, rtol=1e-5)
@@ -84,7 +83,7 @@ def test_large_scores_do_not_overflow():
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_the_oldest_standard_with_every_flag_off(name):
+def test_functions_run_on_the_oldest_standard_with_every_flag_off(name):
     xp, (function, n, options) = pytest.importorskip("array_api_strict"), CALLS[name]
     flags = {"boolean_indexing": False, "data_dependent_shapes": False, "enabled_extensions": ()}
     with xp.ArrayAPIStrictFlags(api_version="2022.12", **flags):
@@ -98,7 +97,7 @@ def test_the_oldest_standard_with_every_flag_off(name):
 @pytest.mark.parametrize(
     "backend", rows(("array-api-strict", "torch", "torch-compile", "jax-jit", "dask"))
 )
-def test_every_library_has_the_numbers_of_numpy(backend, name):
+def test_functions_on_every_library_have_the_numbers_of_numpy(backend, name):
     function, n, options = CALLS[name]
     tokens = 12 if "mask" in options else 150  # of linear attention, more than a chunk
     arrays = build_qkv(s=tokens, t=tokens)[:n]
@@ -115,7 +114,7 @@ ROUNDED = {"float64": 1e-13, "float32": 1e-5, "float16": 2**-11, "bfloat16": 2**
 
 @pytest.mark.parametrize("backend", rows(("numpy", "torch")))
 @pytest.mark.parametrize(("function", "n"), FUNCTIONS)
-def test_few_bits_are_computed_in_float32(backend, function, n):
+def test_functions_of_few_bits_compute_in_float32(backend, function, n):
     for dtype in backend.floats:
         arrays = [x.astype(numpy_dtype(dtype)) for x in build_qkv()[:n]]
         result = function(*map(backend.make, arrays), rope=RoPE())
@@ -127,7 +126,7 @@ def test_few_bits_are_computed_in_float32(backend, function, n):
         np.testing.assert_allclose(numbers, exact, rtol=rtol, atol=atol)
 
 
-def test_one_float64_makes_the_computation_float64():
+def test_attention_with_one_float64_computes_in_float64():
     q, k, v = build_qkv()
     result = attention.attention(q, k, v.astype(np.float64), rope=RoPE())
     exact = attention.attention(*(x.astype(np.float64) for x in (q, k, v)), rope=RoPE())
@@ -135,7 +134,7 @@ def test_one_float64_makes_the_computation_float64():
 
 
 @pytest.mark.parametrize("layout", ["interleaved", "half", "interleaved_to_half"])
-def test_scores_are_products_of_rotated_heads(layout):
+def test_scores_are_products_of_rotated_heads_scaled(layout):
     q, k, _ = build_qkv()
     positions = np.arange(12) * 91
     expected = oracles.scores(*(oracles.rotate_heads(x, positions, layout) for x in (q, k)))
@@ -143,13 +142,10 @@ def test_scores_are_products_of_rotated_heads(layout):
     np.testing.assert_allclose(attention.scores(q, k, positions, rope), expected / 4, **CLOSE)
     scaled = attention.scores(q, k, positions, rope, scale=1.0)
     np.testing.assert_allclose(scaled, expected, rtol=1e-5, atol=4e-5)
-
-
-def test_the_softmax_scale_of_a_rope_is_in_the_default_scale():
-    rope = RoPE(scaling=YaRN(4.0, 64, mscale=1.0, mscale_all_dim=1.0))
-    q, k, _ = (x.astype(np.float64) for x in build_qkv())
-    assert rope.softmax_scale != 1.0
+    rope = RoPE(layout=layout, scaling=YaRN(4.0, 64, mscale=1.0, mscale_all_dim=1.0))
+    q, k = (x.astype(np.float64) for x in (q, k))
     expected = oracles.scores(*rope.apply(q, k)) * rope.softmax_scale / 4
+    assert rope.softmax_scale != 1.0
     np.testing.assert_allclose(attention.scores(q, k, rope=rope), expected, rtol=1e-12, atol=1e-12)
 
 
@@ -157,8 +153,7 @@ def test_the_softmax_scale_of_a_rope_is_in_the_default_scale():
     st.integers(0, 2), st.integers(1, 5), st.integers(1, 5), st.integers(1, 2), st.integers(1, 3),
     st.integers(1, 4), st.integers(1, 5), st.booleans(),
 )  # fmt: skip
-def test_shapes(b, s, t, kv, g, half, dv, causal):
-    """One token, one head and no batch at all included."""
+def test_results_have_the_shapes_of_heads_and_tokens(b, s, t, kv, g, half, dv, causal):
     q, k, v = normal(b, s, kv * g, 2 * half), normal(b, t, kv, 2 * half), normal(b, t, kv, dv)
     options = {"rope": RoPE(), "k_positions": np.arange(t)}
     assert attention.scores(q, k, **options).shape == (b, kv * g, s, t)
@@ -169,7 +164,7 @@ def test_shapes(b, s, t, kv, g, half, dv, causal):
 
 
 @pytest.mark.parametrize(("function", "n"), FUNCTIONS)
-def test_batch_axes_are_any_number(function, n):
+def test_functions_take_any_number_of_batch_axes(function, n):
     arrays = build_qkv()[:n]
     whole = function(*arrays, rope=RoPE())
     np.testing.assert_allclose(function(*(x[0] for x in arrays), rope=RoPE()), whole[0], **CLOSE)
@@ -179,7 +174,7 @@ def test_batch_axes_are_any_number(function, n):
 
 @pytest.mark.parametrize("upper", [True, False])
 @pytest.mark.parametrize("scale", [True, False])
-def test_global_pointer(upper, scale):
+def test_global_pointer_scores_spans_that_the_mask_allows(upper, scale):
     q, k, _ = build_qkv(fewer=4)
     real = np.arange(12) < np.array([[12], [7]])
     options = {"mask": real, "upper_triangular": upper, "scale": scale}
@@ -189,8 +184,5 @@ def test_global_pointer(upper, scale):
     in_order = np.tri(12, dtype=bool).T | (not upper)
     is_span = real[:, None, :, None] & real[:, None, None, :] & in_order
     np.testing.assert_allclose(result, np.where(is_span, expected, -1e12), rtol=1e-5, atol=4e-5)
-
-
-def test_a_mask_of_one_value_is_for_all_tokens():
-    x = np.ones((1, 3, 1, 4), np.float32)
-    assert (attention.global_pointer(x, x, mask=np.array(False)) == np.float32(-1e12)).all()
+    nothing = attention.global_pointer(q, k, mask=np.array(False))  # of all tokens
+    assert (nothing == np.float32(-1e12)).all()

@@ -14,8 +14,8 @@ every_function = pytest.mark.parametrize(("function", "n"), FUNCTIONS)
 @pytest.mark.parametrize(
     ("i", "x", "error", "message"),
     [
-        (0, X.tolist(), TypeError, "q is a list, which is no array"),
-        (1, X.tolist(), TypeError, "k is a list, which is no array"),
+        (0, X.tolist(), TypeError, "q is a list; expected an array"),
+        (1, X.tolist(), TypeError, "k is a list; expected an array"),
         (0, X.astype(int), TypeError, "q is a numpy array .* int64; convert it to one of bfloat16"),
         (1, X > 0, TypeError, "k is a numpy array .* bool; convert it to one of"),
         (0, X[0, 0], RopeError, r"q has shape \(4, 8\); .*one head .*q\[\.\.\., N"),
@@ -25,14 +25,14 @@ every_function = pytest.mark.parametrize(("function", "n"), FUNCTIONS)
         (1, X[..., :6], RopeError, r"k has shape \(2, 5, 4, 6\); .* here \(2, any, any, 8\)"),
         (1, X[:, :, :3], RopeError, "q has 4 heads and k 3; q must have a multiple"),
         (1, X[:, :, :0], RopeError, "q has 4 heads and k 0; q must have a multiple"),
-        (2, None, TypeError, "v is a NoneType, which is no array"),
+        (2, None, TypeError, "v is None; expected an array"),
         *(
             (2, v, RopeError, r"v has shape .* here \(2, 5, 4, any\)")
             for v in (X[:1], X[:, :3], X[:, :, :2], X[0])
         ),
     ],
 )
-def test_arrays_that_do_not_fit(i, x, error, message):
+def test_functions_refuse_arrays_that_do_not_fit(i, x, error, message):
     arrays = [X, X, X]
     arrays[i] = x
     for function, n in FUNCTIONS:
@@ -42,17 +42,21 @@ def test_arrays_that_do_not_fit(i, x, error, message):
 
 
 @every_function
-def test_libraries_are_not_mixed(function, n):
+def test_functions_refuse_arrays_of_two_libraries_or_devices(function, n):
     torch = pytest.importorskip("torch")
     x, meta = torch.ones(2, 5, 4, 8), torch.ones(2, 5, 4, 8, device="meta")
     with pytest.raises(TypeError, match="q is a numpy array and k a torch array; convert one"):
         function(X, *[x] * (n - 1))
     with pytest.raises(RopeError, match="q is on cpu and [kv] on meta; move one of them"):
         function(*[x] * (n - 1), meta)
+    with pytest.raises(TypeError, match="q is a numpy array and mask a torch array"):
+        attention(X, X, X, mask=torch.ones(5, 5, dtype=torch.bool))
+    with pytest.raises(TypeError, match="q is a numpy array and the result of phi a torch array"):
+        linear_attention(X, X, X, feature_map=(torch.tensor, np.exp))
 
 
 @every_function
-def test_positions_need_a_rope(function, n):
+def test_functions_refuse_positions_without_a_rope(function, n):
     with pytest.raises(RopeError, match="positions needs a rope.*pass rope=rope_xp.RoPE()"):
         function(*[X] * n, np.arange(5))
     with pytest.raises(TypeError, match="rope must be a rope_xp.RoPE; got 'half'"):
@@ -64,7 +68,7 @@ def test_positions_need_a_rope(function, n):
 MASK = np.ones(5, bool)
 OPTIONS = [
     ("k_positions needs a rope", RopeError, scores, {"k_positions": np.arange(5)}),
-    ("Pass k_positions for", RopeError, scores, {"k": X[:, :3], "rope": RoPE()}),
+    ("pass k_positions", RopeError, scores, {"k": X[:, :3], "rope": RoPE()}),
     *(
         (r"with the tokens of q, here \(2, 5, any", RopeError, function, {"k": X[:, :3]} | values)
         for function, values in ((global_pointer, {}), (linear_attention, {"v": X[:, :3]}))
@@ -75,7 +79,7 @@ OPTIONS = [
     ),
     ("scale must be a number", TypeError, scores, {"scale": "0.5"}),
     ("mask is a numpy.*must be boolean.*mask == 0", TypeError, attention, {"mask": MASK * 1.0}),
-    ("mask is a list, which is no array", TypeError, attention, {"mask": [[True]]}),
+    ("mask is a list; expected an array", TypeError, attention, {"mask": [[True]]}),
     *(
         (r"k tokens\) = \(2, 4, 5, 5\)", RopeError, attention, {"mask": np.ones(shape, bool)})
         for shape in ((5, 4), (2, 5, 5), (2, 3, 5, 5), (1, 2, 4, 5, 5))
@@ -94,7 +98,7 @@ OPTIONS = [
             ),
             (r"the result of phi has.*\(2, 5, 4, any\)", RopeError, (lambda x: x.sum(-1), np.exp)),
             ("the result of varphi has.* 5, 4, 8", RopeError, (np.exp, lambda x: x[..., :4])),
-            ("the result of varphi is a float, which", TypeError, (np.exp, lambda x: 1.0)),
+            ("the result of varphi is a float; expected", TypeError, (np.exp, lambda x: 1.0)),
         )
     ),
     (
@@ -105,15 +109,7 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize(("message", "error", "function", "options"), OPTIONS)
-def test_options_that_do_not_fit(message, error, function, options):
+def test_functions_refuse_options_that_do_not_fit(message, error, function, options):
     values = {"v": X} if function in (attention, linear_attention) else {}
     with pytest.raises(error, match=message):
         function(**{"q": X, "k": X} | values | options)
-
-
-def test_masks_and_features_of_another_library():
-    torch = pytest.importorskip("torch")
-    with pytest.raises(TypeError, match="q is a numpy array and mask a torch array"):
-        attention(X, X, X, mask=torch.ones(5, 5, dtype=torch.bool))
-    with pytest.raises(TypeError, match="q is a numpy array and the result of phi a torch array"):
-        linear_attention(X, X, X, feature_map=(torch.tensor, np.exp))

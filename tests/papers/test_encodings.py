@@ -15,9 +15,14 @@ every_score = pytest.mark.parametrize("name", SCORES)
 empty_backends = pytest.mark.parametrize("backend", rows(("numpy", "array-api-strict", "torch")))
 
 
+def make_positions(backend, case):
+    both = {"positions": case.positions, "k_positions": case.k_positions}
+    return {name: backend.make(values.astype(np.int32)) for name, values in both.items()}
+
+
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @every_score
-def test_scores(name, size, rng):
+def test_scores_are_those_of_the_double_loop(name, size, rng):
     case = Case(rng, size, "float32")
     scores = run(name, case)
     assert scores.dtype == np.float32
@@ -27,13 +32,9 @@ def test_scores(name, size, rng):
 @pytest.mark.covering
 @every_score
 @pytest.mark.parametrize("backend", LIBRARIES)
-def test_every_library_and_its_positions(backend, name, rng):
+def test_scores_of_every_library_and_its_positions_are_those_of_the_loop(backend, name, rng):
     case = Case(rng, SIZES[1], "float32")
-    positions = {
-        argument: backend.make(getattr(case, argument).astype(np.int32))
-        for argument in ("positions", "k_positions")
-    }
-    scores = run(name, case, backend.make, backend.run, **positions)
+    scores = run(name, case, backend.make, backend.run, **make_positions(backend, case))
     assert type(scores) is type(backend.make(case.q))
     np.testing.assert_allclose(backend.back(scores), expected(name, case), rtol=0, atol=ATOL)
 
@@ -41,7 +42,7 @@ def test_every_library_and_its_positions(backend, name, rng):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 @every_score
 @pytest.mark.parametrize("backend", rows(("numpy", "torch")))
-def test_scores_of_other_dtypes(backend, name, dtype, rng):
+def test_scores_of_other_dtypes_are_rounded_once(backend, name, dtype, rng):
     ml_dtypes = pytest.importorskip("ml_dtypes")
     case = Case(rng, SIZES[1], ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
     scores = backend.back(run(name, case, backend.make))
@@ -56,14 +57,14 @@ def test_scores_of_other_dtypes(backend, name, dtype, rng):
 @pytest.mark.covering
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("backend", LIBRARIES)
-def test_values_of_shaw(backend, size, rng):
+def test_values_of_shaw_are_those_of_the_loop(backend, size, rng):
     case = Case(rng, size, "float32")
     values = backend.back(run("values", case, backend.make, backend.run))
     np.testing.assert_allclose(values, expected("values", case), rtol=0, atol=ATOL)
 
 
 @every_score
-def test_distances_count_alone(name, rng):
+def test_scores_depend_on_distances_alone(name, rng):
     case = Case(rng, SIZES[1], "float64")
     scores, k_positions = run(name, case), case.k_positions + 1000
     moved = run(name, case, positions=case.positions + 1000, k_positions=k_positions)
@@ -73,7 +74,7 @@ def test_distances_count_alone(name, rng):
 
 
 @every_score
-def test_positions_count_from_0(name, rng):
+def test_positions_that_are_left_out_count_from_0(name, rng):
     case = Case(rng, SIZES[4], "float64")
     bare = run(name, case, positions=None, k_positions=None)
     counted = run(name, case, positions=list(range(13)), k_positions=range(13))
@@ -91,7 +92,7 @@ def test_positions_count_from_0(name, rng):
     ("batch", "shape"), [((3,), (1, 4)), ((2, 3), (2, 1, 4)), ((2, 3), (3, 4)), ((3,), (1,))]
 )
 @pytest.mark.parametrize("name", [*SCORES, *VALUES])
-def test_positions_broadcast(name, batch, shape, rng):
+def test_positions_broadcast_over_batches(name, batch, shape, rng):
     case = Case(rng, (batch, 4, 9, 2, 1, 3), "float32")
     positions = rng.integers(0, 40, shape)
     case.positions = np.broadcast_to(positions, (*batch, 4))
@@ -102,14 +103,11 @@ def test_positions_broadcast(name, batch, shape, rng):
 @pytest.mark.covering
 @every_score
 @pytest.mark.parametrize("backend", rows(("numpy", "array-api-strict", "torch", "jax", "dask")))
-def test_distances_do_not_wrap(backend, name, rng):
+def test_distances_beyond_int32_do_not_wrap(backend, name, rng):
     case = Case(rng, ((), 6, 6, 2, 1, 3), "float32")
     case.positions = np.array([-FAR, -FAR + 1, -3, 0, 2, FAR])
     case.k_positions = np.array([FAR, 2, 1, -1, -(2**30), -FAR])
-    positions = {
-        name: backend.make(getattr(case, name).astype(np.int32))
-        for name in ("positions", "k_positions")
-    }
+    positions = make_positions(backend, case)
     exact = expected(name, case)
     if name == "transformer_xl":
         beyond = np.abs(case.positions[:, None] - case.k_positions) >= FAR
@@ -124,7 +122,7 @@ def test_distances_do_not_wrap(backend, name, rng):
     np.testing.assert_allclose(scores, exact, rtol=0, atol=2 * ATOL)
 
 
-def test_base_of_transformer_xl(rng):
+def test_base_of_transformer_xl_is_used(rng):
     case = Case(rng, ((2,), 4, 5, 2, 1, 3), "float32")
     scores = run("transformer_xl", case, base=50.0)
     exact = expected("transformer_xl", case, base=50.0)
@@ -139,14 +137,14 @@ def test_base_of_transformer_xl(rng):
 )
 @pytest.mark.parametrize("name", [*SCORES, *VALUES])
 @empty_backends
-def test_no_tokens(backend, name, size, rng):
+def test_encodings_without_tokens_are_empty(backend, name, size, rng):
     case = Case(rng, size, "float32")
     scores, exact = run(name, case, backend.make), expected(name, case)
     np.testing.assert_array_equal(backend.back(scores), exact.astype(np.float32), strict=True)
 
 
 @every_score
-def test_no_heads(name, rng):
+def test_encodings_without_heads_are_empty(name, rng):
     case = Case(rng, ((2,), 3, 5, 2, 1, 3), "float64")
     axes = {"bias": -1, "factors_by_head": -1, "u": 0, "v": 0, "w": 0, "relative_q": 1}
     for field in ("q", *axes, "relative_k", "position_q", "position_k"):
@@ -154,14 +152,14 @@ def test_no_heads(name, rng):
     assert run(name, case).shape == (2, 0, 3, 5)
 
 
-def test_shaw_of_the_other_byte_order(rng):
+def test_shaw_takes_the_other_byte_order(rng):
     q, k, p = (rng.standard_normal(shape) for shape in ((5, 2, 3), (5, 2, 3), (5, 3)))
     swapped = encodings.shaw(q, k.astype(">f8"), p.astype(">f8"))
     np.testing.assert_array_equal(swapped, encodings.shaw(q, k, p))
 
 
 @every_score
-def test_gradients_in_torch(name, rng):
+def test_gradients_in_torch_are_finite_differences(name, rng):
     torch = pytest.importorskip("torch")
     case = Case(rng, ((1,), 2, 3, 2, 1, 2), "float64")
     arrays = [torch.tensor(x, requires_grad=True) for x in get_arrays(name, case)]
@@ -173,7 +171,7 @@ def test_gradients_in_torch(name, rng):
 @pytest.mark.parametrize(
     "name", [x if x in ("transformer_xl", "tupe", "deberta") else exhaustive(x) for x in SCORES]
 )
-def test_compiled_by_torch(name, rng):
+def test_encodings_compile_to_one_graph_in_torch(name, rng):
     torch = pytest.importorskip("torch")
     torch._dynamo.reset()
     arrays = [torch.asarray(x) for x in get_arrays(name, Case(rng, SIZES[4], "float32"))]

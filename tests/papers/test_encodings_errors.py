@@ -88,23 +88,24 @@ TYPES = {
         for call in cases
     ],
 )
-def test_refused(error, function, arguments, message):
+def test_encodings_refuse_arrays_and_options_that_do_not_fit(error, function, arguments, message):
     positional, options = ((), arguments) if isinstance(arguments, dict) else (arguments, {})
     with pytest.raises(error, match=message):
         function(*positional, **options)
 
 
-def test_libraries_are_not_mixed():
+def test_encodings_refuse_arrays_of_two_libraries():
     torch = pytest.importorskip("torch")
     q = torch.zeros(Q.shape, dtype=torch.float64)
-    with pytest.raises(TypeError, match="q is a torch array and k a numpy array"):
-        encodings.shaw(q, Q, TABLE)
-    with pytest.raises(TypeError, match="q is a torch array and relative_keys a numpy array"):
-        encodings.shaw(q, q, TABLE)
-    with pytest.raises(TypeError, match="q is a numpy array and positions a torch array"):
-        encodings.shaw(Q, Q, TABLE, positions=torch.arange(5))
+    for message, arrays, options in (
+        ("q is a torch array and k a numpy array", (q, Q), {}),
+        ("q is a torch array and relative_keys a numpy array", (q, q), {}),
+        ("q is a numpy array and positions a torch array", (Q, Q), {"positions": torch.arange(5)}),
+    ):
+        with pytest.raises(TypeError, match=message):
+            encodings.shaw(*arrays, TABLE, **options)
 
 
-def test_the_core_does_not_import_them():
+def test_core_does_not_import_papers():
     code = "import rope_xp, sys; assert 'rope_xp.papers' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -10,7 +10,7 @@ from rope_xp.papers import encodings
 
 
 @pytest.mark.parametrize("backend", LIBRARIES)
-def test_sinusoidal_against_mpmath(backend):
+def test_sinusoidal_is_that_of_mpmath(backend):
     mpmath = pytest.importorskip("mpmath")
     positions, dim = [0, 7, 1_000_000], 10
     mpmath.mp.prec = 120
@@ -29,21 +29,21 @@ def test_sinusoidal_against_mpmath(backend):
     np.testing.assert_allclose(wide, exact, rtol=0, atol=2.3e-10)
 
 
-def test_sinusoidal_of_any_shape_base_and_library():
+def test_sinusoidal_takes_any_shape_base_and_library():
     torch = pytest.importorskip("torch")
     result = encodings.sinusoidal([[0, 1, 2], [5, 6, 7.5]], 4, base=100.0, xp=torch)
     assert result.shape == (2, 3, 4)
     assert result.dtype == torch.float32
     angles = np.array([7.5, 0.75])
     row = np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(-1)
-    np.testing.assert_allclose(result[1, 2], row, rtol=0, atol=2.4e-7)  # as above
+    np.testing.assert_allclose(result[1, 2], row, rtol=0, atol=2.4e-7)
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])
 @pytest.mark.parametrize(
     ("buckets", "max_distance"), [(32, 128), (8, 20), (33, 100), (4, 3), (64, 1000), (320, 800)]
 )
-def test_buckets_against_transformers(buckets, max_distance, bidirectional):
+def test_t5_buckets_are_those_of_transformers(buckets, max_distance, bidirectional):
     torch = pytest.importorskip("torch")
     t5 = pytest.importorskip("transformers.models.t5.modeling_t5")
     relative = torch.arange(-1500, 1501)
@@ -59,7 +59,7 @@ def test_buckets_against_transformers(buckets, max_distance, bidirectional):
 @pytest.mark.covering
 @pytest.mark.parametrize("bidirectional", [True, False])
 @pytest.mark.parametrize("backend", LIBRARIES)
-def test_buckets_of_any_library(backend, bidirectional):
+def test_t5_buckets_of_any_library_are_those_of_the_definition(backend, bidirectional):
     relative = np.arange(-60, 60, dtype=np.int32).reshape(2, 3, 20)
     relative[0, 0, :2] = -(2**31), 2**31 - 1  # the first has no negative
     options = {"num_buckets": BUCKETS, "max_distance": 20, "bidirectional": bidirectional}
@@ -70,7 +70,7 @@ def test_buckets_of_any_library(backend, bidirectional):
 
 
 @given(st.integers(4, 80), st.integers(0, 500), st.booleans())
-def test_buckets_never_go_back(buckets, beyond, bidirectional):
+def test_t5_buckets_never_go_back(buckets, beyond, bidirectional):
     max_distance = buckets + beyond
     result = encodings.t5_buckets(
         range(0, -max_distance - 2, -1), buckets, max_distance, bidirectional
@@ -81,19 +81,7 @@ def test_buckets_never_go_back(buckets, beyond, bidirectional):
     assert result[max_distance] == result[max_distance + 1] == directed - 1
 
 
-@pytest.mark.parametrize("decoder", [True, False])
-def test_t5_bias_against_transformers(decoder, rng):
-    torch = pytest.importorskip("torch")
-    t5 = pytest.importorskip("transformers.models.t5.modeling_t5")
-    far = {"relative_attention_num_buckets": BUCKETS, "relative_attention_max_distance": 20}
-    config = t5.T5Config(num_heads=3, d_model=12, d_kv=4, is_decoder=decoder, **far)
-    layer = t5.T5Attention(config, has_relative_attention_bias=True, layer_idx=0)
-    q, bias = torch.zeros(1, 30, 3, 4), layer.relative_attention_bias.weight
-    result = encodings.t5_bias(q, q, bias, max_distance=20, bidirectional=not decoder)
-    torch.testing.assert_close(result, layer.compute_bias(30, 30), rtol=0, atol=0)
-
-
-def test_deberta_against_transformers(rng):
+def test_deberta_is_that_of_transformers():
     torch = pytest.importorskip("torch")
     deberta = pytest.importorskip("transformers.models.deberta_v2.modeling_deberta_v2")
     heads, d, n, span = 2, 4, 9, 5

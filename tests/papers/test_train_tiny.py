@@ -21,12 +21,9 @@ every_combination = pytest.mark.parametrize(("attention", "encoding"), COMBINATI
 @pytest.fixture(scope="module")
 def tensors():
     """A part of the text, which takes seconds to read as a whole."""
-    train, held_out = (
-        tiny_shared.tokens(
-            "\n\n".join(doc for name in names for doc in tiny_shared.docstrings(name))
-        )
-        for names in (tiny_shared.TRAIN[:8], tiny_shared.HELD_OUT[:4])
-    )
+    parts = (tiny_shared.TRAIN[:8], tiny_shared.HELD_OUT[:4])
+    docs = ([doc for name in names for doc in tiny_shared.docstrings(name)] for names in parts)
+    train, held_out = (tiny_shared.tokens("\n\n".join(each)) for each in docs)
     return torch.from_numpy(train), torch.from_numpy(held_out[:1025])
 
 
@@ -35,7 +32,7 @@ def some_tokens(length=40, batch=2):
 
 
 @pytest.mark.exhaustive
-def test_text_is_large_and_nothing_held_out_is_trained_on():
+def test_text_is_large_and_nothing_held_out_is_in_it():
     train, held_out = ("".join(ALPHABET[i] for i in tokens) for tokens in tiny_shared.text())
     assert len(train) > 500_000
     assert len(held_out) > 50_000
@@ -59,7 +56,7 @@ def test_no_token_sees_a_later_one(attention, encoding):
 
 
 @every_combination
-def test_the_order_of_earlier_tokens_counts_where_there_are_positions(attention, encoding):
+def test_order_of_earlier_tokens_counts_with_positions_alone(attention, encoding):
     # One layer: with more, the causal mask alone gives the order away.
     config = Config(attention, encoding, **SMALL | {"layers": 1})
     weights, tokens = tiny_model.initial(config, 0), some_tokens(8)
@@ -71,7 +68,7 @@ def test_the_order_of_earlier_tokens_counts_where_there_are_positions(attention,
 
 @pytest.mark.exhaustive
 @every_combination
-def test_it_learns_and_jax_gives_its_logits(attention, encoding, tensors):
+def test_training_learns_and_jax_gives_its_logits(attention, encoding, tensors):
     jax = pytest.importorskip("jax")
     import train_tiny_jax
 
@@ -97,7 +94,7 @@ def test_it_learns_and_jax_gives_its_logits(attention, encoding, tensors):
 
 
 @pytest.mark.exhaustive
-def test_commands_write_and_read_results(tmp_path, capsys, monkeypatch, tensors):
+def test_training_commands_write_and_read_results(tmp_path, capsys, monkeypatch, tensors):
     pytest.importorskip("matplotlib")
     pytest.importorskip("jax")
     import train_tiny_jax

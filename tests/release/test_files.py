@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
-def test_citation() -> None:
+def test_the_citation_agrees_with_the_project():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert str(citation["version"]) == rope_xp.__version__
     assert citation["license"] == PROJECT["license"]
@@ -22,12 +22,32 @@ def test_citation() -> None:
     assert "arXiv:2104.09864" in str(citation["references"])
 
 
-def test_the_repository_has_one_address() -> None:
+def test_the_conda_recipe_installs_what_the_wheel_requires() -> None:
+    recipe = yaml.safe_load((ROOT / "conda" / "recipe.yaml").read_text())
+    assert recipe["context"]["version"] == rope_xp.__version__
+    python, *others = recipe["requirements"]["run"]
+    assert python == f"python {PROJECT['requires-python']}"
+    required = [re.split(r"[; ]", one)[0] for one in PROJECT["dependencies"]]
+    assert [one.replace(" ", "") for one in others] == required
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    assert {one.replace(" ", "") for one in recipe["requirements"]["host"]} >= set(build)
+
+
+def test_what_builds_a_release_has_hashes() -> None:
+    """pip and uv refuse a file in which one is missing."""
+    lines = (ROOT / "constraints" / "release.txt").read_text()
+    uv = (ROOT / "constraints" / "uv.txt").read_text().partition("\n")[2]
+    assert uv.startswith("uv==")
+    assert uv in lines
+    assert "--require-hashes -r constraints/release.txt" in (ROOT / ".ci" / "release").read_text()
+
+
+def test_the_repository_has_one_address():
     named = re.findall(r"https://[^/]+/[\w.-]+/[\w.-]+", (ROOT / "pyproject.toml").read_text())
     assert named == [PROJECT["urls"]["Homepage"]] * 7
 
 
-def test_pins_of_releases_are_those_of_tests() -> None:
+def test_pins_of_releases_are_those_of_tests():
     def pins(name: str) -> dict[str, str]:
         lines = (ROOT / "constraints" / name).read_text().splitlines()
         matches = (re.match(r"([\w.-]+)==([^ ;]+)", line) for line in lines)
@@ -41,12 +61,12 @@ def test_pins_of_releases_are_those_of_tests() -> None:
     assert not [name for name in tests if name.startswith("nvidia-")]
 
 
-def test_commands_of_releasing_name_what_is_there() -> None:
+def test_commands_of_releasing_name_what_is_there():
     text = (ROOT / "RELEASING.md").read_text()
     named = set(re.findall(r"(?:\.ci|\.github|constraints|docs|rope_xp)/[\w./]+\w", text))
     assert {".ci/run", ".ci/release", ".github/workflows/release.yml"} <= named
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
-def test_security_names_the_entry_points() -> None:
+def test_security_names_the_entry_points():
     assert f"`{find.ENTRY_POINTS}`" in (ROOT / "SECURITY.md").read_text()

@@ -41,7 +41,7 @@ def list_commands(job: dict[str, Any]) -> list[str]:
 
 
 @ALL
-def test_actions_are_pinned_by_commit(file: Path) -> None:
+def test_actions_are_pinned_by_commit(file):
     actions = re.findall(r"\buses: *(.+)", file.read_text())
     assert actions
     local = [action for action in actions if action.startswith("./")]
@@ -49,13 +49,13 @@ def test_actions_are_pinned_by_commit(file: Path) -> None:
     assert [a for a in actions if a not in local and not PINNED.fullmatch(a)] == []
 
 
-def test_an_action_has_one_pin() -> None:
+def test_an_action_has_one_pin():
     pins = {p for file in WORKFLOWS for p in re.findall(PINNED, file.read_text())}
     assert len({pin.partition("@")[0] for pin in pins}) == len(pins)
 
 
 @ALL
-def test_jobs_may_do_no_more_than_they_need(file: Path) -> None:
+def test_jobs_may_do_no_more_than_they_need(file):
     """What may write runs no code of the repository, and no expression becomes a command."""
     assert read(file)["permissions"] == {}
     granted = {name: job.get("permissions") for name, job in list_jobs(file).items()}
@@ -71,14 +71,14 @@ def test_jobs_may_do_no_more_than_they_need(file: Path) -> None:
 
 
 @ALL
-def test_every_script_that_is_called_can_be(file: Path) -> None:
+def test_every_script_that_is_called_can_be(file):
     names = [line.split()[0] for job in list_jobs(file).values() for line in list_commands(job)]
     scripts = [ROOT / name for name in names if "/" in name]
     assert scripts
     assert all(os.access(script, os.X_OK) for script in scripts)
 
 
-def test_the_gate_is_called_for_changes_and_for_releases() -> None:
+def test_the_gate_is_called_for_changes_and_for_releases():
     gate, _, release = (read(file) for file in WORKFLOWS)
     assert list_commands(gate["jobs"]["gate"]) == [".ci/run"]
     assert {"push", "pull_request", "workflow_call"} <= set(gate["True"])
@@ -89,7 +89,7 @@ def test_the_gate_is_called_for_changes_and_for_releases() -> None:
     assert release["jobs"]["publish"]["needs"] == "attest"
 
 
-def test_each_python_of_the_classifiers_is_tested() -> None:
+def test_each_python_of_the_classifiers_is_tested():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = re.findall(r"Python :: (3\.\d+)", "\n".join(project["classifiers"]))
     core = read(WORKFLOWS[0])["jobs"]["core"]

@@ -1,4 +1,4 @@
-"""The names that the table of docs/port.md uses: each library's own, or its formula.
+"""The names that the table of docs/start.md uses: each library's own, or its formula.
 
 One namespace a library: what its users call, and the arrays that they have. Formulae are those of
 peers.py behind the signature of the library.
@@ -6,9 +6,7 @@ peers.py behind the signature of the library.
 
 import contextlib
 import importlib
-from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +24,7 @@ OURS = {"rope_xp": rope_xp, "RoPE": RoPE, "Linear": Linear, "NTK": NTK, "torch":
 OURS |= {"apply_rotary_transformers": apply_rotary_transformers}
 
 
-def _draw_arrays(axes: str) -> dict[str, Any]:
+def _draw_arrays(axes):
     generator = torch.Generator().manual_seed(0)
     q, k = (torch.randn(1, TOKENS, heads, 64, generator=generator) for heads in (8, 2))
     if axes == "bhsd":
@@ -34,24 +32,23 @@ def _draw_arrays(axes: str) -> dict[str, Any]:
     return {"q": q, "k": k, "positions": 7 + torch.arange(TOKENS)}
 
 
-def _import_module(module: str) -> Any:
-    """Return a module, or None where it, or what it needs, is not installed."""
+def _import_module(module):
     with contextlib.suppress(ImportError):
         return importlib.import_module(module)
     return None
 
 
-def _multiply_pairs(x: Any, turns: Any) -> Any:
+def _multiply_pairs(x, turns):
     pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
     return torch.view_as_real(pairs * turns[:, None]).flatten(3)
 
 
-def torchtune() -> dict[str, Any]:
-    def formula(dim: int, base: float = 10_000) -> Callable[..., Any]:
+def torchtune():
+    def formula(dim, base=10_000):
         angles = peers.compute_angles(torch.arange(32), dim, base)
         turns = torch.polar(torch.ones_like(angles), angles)
 
-        def rotate(x: Any, *, input_pos: Any = None) -> Any:
+        def rotate(x, *, input_pos=None):
             rows = torch.arange(x.shape[1]) if input_pos is None else input_pos
             return _multiply_pairs(x, turns[rows])
 
@@ -62,7 +59,7 @@ def torchtune() -> dict[str, Any]:
     return _draw_arrays("bshd") | {"RotaryPositionalEmbeddings": rotary}
 
 
-def transformers() -> dict[str, Any]:
+def transformers():
     pytest.importorskip("transformers")
     from transformers import LlamaConfig
     from transformers.models.llama import modeling_llama as llama
@@ -81,15 +78,13 @@ def transformers() -> dict[str, Any]:
     return arrays | names | {"apply_rotary_pos_emb": llama.apply_rotary_pos_emb}
 
 
-def rotary_embedding_torch() -> dict[str, Any]:
+def rotary_embedding_torch():
     theirs = pytest.importorskip("rotary_embedding_torch")
     return _draw_arrays("bhsd") | {"RotaryEmbedding": theirs.RotaryEmbedding}
 
 
-def flash_attn() -> dict[str, Any]:
-    def formula(
-        x: Any, cos: Any, sin: Any, interleaved: bool = False, seqlen_offsets: int = 0
-    ) -> Any:
+def flash_attn():
+    def formula(x, cos, sin, interleaved=False, seqlen_offsets=0):
         rows = slice(seqlen_offsets, seqlen_offsets + x.shape[1])
         return peers.flash_attn(x, cos[rows], sin[rows], interleaved)
 
@@ -98,9 +93,9 @@ def flash_attn() -> dict[str, Any]:
     return _draw_arrays("bshd") | tables | {"apply_rotary_emb": formula}  # its own needs a GPU
 
 
-def keras_hub() -> dict[str, Any]:
-    def formula(max_wavelength: int = 10_000, scaling_factor: float = 1.0) -> Callable[..., Any]:
-        def rotate(x: Any, start_index: int = 0) -> Any:
+def keras_hub():
+    def formula(max_wavelength=10_000, scaling_factor=1.0):
+        def rotate(x, start_index=0):
             assert max_wavelength == 10_000  # as the formula of peers.py has it
             return torch.from_numpy(
                 peers.keras_hub(x.numpy(), start_index + np.arange(x.shape[1]), scaling_factor)
@@ -113,7 +108,7 @@ def keras_hub() -> dict[str, Any]:
     return _draw_arrays("bshd") | {"RotaryEmbedding": rotary}
 
 
-def equinox() -> dict[str, Any]:
+def equinox():
     eqx = pytest.importorskip("equinox")
     import jax
     import jax.numpy as jnp
@@ -122,8 +117,8 @@ def equinox() -> dict[str, Any]:
     return {"eqx": SimpleNamespace(nn=eqx.nn), "jax": jax, "jnp": jnp, "q": q, "x": q[:, 0]}
 
 
-def meta() -> dict[str, Any]:
-    def formula(q: Any, k: Any, freqs_cis: Any) -> Any:
+def meta():
+    def formula(q, k, freqs_cis):
         return _multiply_pairs(q, freqs_cis), _multiply_pairs(k, freqs_cis)
 
     angles = peers.compute_angles(torch.arange(TOKENS), base=5e5)
@@ -131,12 +126,8 @@ def meta() -> dict[str, Any]:
     return _draw_arrays("bshd") | {"apply_rotary_emb": formula, "freqs_cis": turns}
 
 
-LIBRARIES: dict[str, Callable[[], dict[str, Any]]] = {
-    "torchtune": torchtune,
-    "transformers": transformers,
-    "rotary-embedding-torch": rotary_embedding_torch,
-    "flash-attn": flash_attn,
-    "keras-hub": keras_hub,
-    "equinox": equinox,
-    "Meta's llama": meta,
-}
+LIBRARIES = {
+    "torchtune": torchtune, "transformers": transformers,
+    "rotary-embedding-torch": rotary_embedding_torch, "flash-attn": flash_attn,
+    "keras-hub": keras_hub, "equinox": equinox, "Meta's llama": meta,
+}  # fmt: skip

@@ -24,7 +24,6 @@ def normal(*shape, seed=0, dtype="float32"):
 
 
 def build_qkv(*, s=12, t=12, fewer=2):
-    """Return q, k and v, whose head_dim is another."""
     return normal(2, s, 4, 16), normal(2, t, fewer, 16, seed=1), normal(2, t, fewer, 6, seed=2)
 
 

@@ -1,5 +1,7 @@
 """Arrays of random numbers, and the question whether two hold the same bits."""
 
+from typing import Any
+
 import numpy as np
 
 from support.targets import numpy_dtype
@@ -9,8 +11,12 @@ def sample(rng: np.random.Generator, *shape: int, dtype: str = "float32") -> np.
     return rng.standard_normal(shape).astype(numpy_dtype(dtype))
 
 
-def same(got: np.ndarray, expected: np.ndarray) -> None:
-    """Require the same bits, of a NaN only that it is one."""
+def same(got: Any, expected: Any) -> None:
+    """Require the same bits, of a NaN only that it is one; of arrays or tuples of them."""
+    if isinstance(expected, tuple):
+        for one, right in zip(got, expected, strict=True):
+            same(one, right)
+        return
     assert (got.shape, got.dtype) == (expected.shape, expected.dtype)
     number = ~np.isnan(expected)
     np.testing.assert_array_equal(~np.isnan(got), number)

@@ -1,5 +1,7 @@
 """Cached calls of ropes that come and go, in threads, on memory that is reused, freed and guarded.
 
+Each has the bits of the portable path, which is not cached and reads plain copies.
+
 python tests/support/cached_calls.py numpy|torch CALLS SEED
 """
 
@@ -20,32 +22,24 @@ from rope_xp_backends.cpu import launch
 import rope_xp
 from rope_xp import QKNorm, RoPE, scaling
 from rope_xp._core import caches
-from rope_xp._core.library import DigitTables
+from rope_xp._core.tables import DigitTables
 from rope_xp._dispatch import choose
 from rope_xp._rotation.tables import host_tables
-from support.fuzz import oracle, wiring
+from support.bits import same
 from support.fuzz.libraries import LIBRARIES
 from support.fuzz.memory import View, measure
-from support.fuzz.wiring import Result
 from support.guarded import against
-from support.targets import numpy_dtype
+from support.targets import numpy_dtype, truth
 
 THREADS = 2
 CALLERS = 8
 """How many signatures a thread calls in turn. At last a new one takes the place of another."""
-BATCH = 500
-"""How many results are compared at once."""
-MOST_BYTES = 1 << 20
-"""Of tables, so that some are evicted all the time."""
-BYTES_A_THREAD = 1 << 10
-PAUSE = 0.1
-"""Seconds between two calls of clear_caches in a thread of its own."""
-BLOCK = 1 << 15
-"""Bytes; no array of a call needs more."""
-TABLE_BYTES = 2048 * 16 * 8
-"""Of the largest table: float64, of head_dim 16."""
-NAN = 255
-"""Bytes of a NaN."""
+MOST_BYTES = 1 << 20  # of tables, so that some are evicted all the time
+ELEMENTS_A_THREAD = 1 << 10
+PAUSE = 0.1  # seconds between two calls of clear_caches in a thread of its own
+BLOCK = 1 << 15  # bytes; no array of a call needs more
+TABLE_BYTES = 2048 * 16 * 8  # of the largest table: float64, of head_dim 16
+NAN = 255  # in every byte of a NaN
 NUMBERS = np.random.default_rng(0).standard_normal(1 << 14)
 POSITIONS = {
     "near": np.random.default_rng(1).integers(0, 120, 1 << 10),
@@ -117,10 +111,7 @@ class TableMemory:
     """A table in a block that is filled with NaN, and given to other tables, when it is evicted."""
 
     def __init__(self, table, pool):
-        try:
-            self.block = pool.pop()
-        except IndexError:
-            self.block = against(False, np.full(TABLE_BYTES, NAN, np.uint8))
+        self.block = pool.pop() if pool else against(False, np.full(TABLE_BYTES, NAN, np.uint8))
         self.pool = pool
         x = np.ndarray(table.shape, table.dtype, self.block)
         x[...] = table
@@ -150,12 +141,9 @@ def reuse_memory_of_tables():
 
 @dataclass(frozen=True)
 class Norm:
-    """A norm, but for the numbers of its weights."""
-
     weights: tuple[Layout | None, ...]
     eps: float
     offset: float
-    over_slice: bool
 
 
 @dataclass(frozen=True)
@@ -163,31 +151,16 @@ class Caller:
     """All of a call but numbers and memory."""
 
     rope: RoPE
-    method: str
-    """apply, rotate or unrotate."""
-    angles: str
-    """From positions, "at" or given "tables"."""
+    method: str  # apply, rotate or unrotate
+    angles: str  # from positions, "at" or given "tables"
     axes: str
     sizes: dict[str, int]
     arrays: tuple[Layout, ...]
-    out: tuple[Layout, ...] | str
-    """"new", "in place", or where results lie."""
-    kind: str
-    """Of positions: none, list, numpy or library."""
+    out: tuple[Layout, ...] | str  # "new", "in place", or where results lie
+    kind: str  # of positions: none, list, numpy or library
     range: str
     positions: Layout
     norm: Norm | None
-
-    def expect(self):
-        """Return what all results of this caller have in common, for each of its arrays."""
-        inverse, scaled = self.method == "unrotate", self.angles != "tables"
-        normalized = None if self.norm is None else "slice" if self.norm.over_slice else "row"
-        options = {"inverse": inverse, "scaled": scaled, "normalized": normalized}
-        wires = wiring.wire(self.rope, self.sizes["d"], **options)
-        eps, offset = (self.norm.eps, self.norm.offset) if self.norm else (1.0, 0.0)
-        spread = "near" if self.kind == "none" else self.range
-        kind = spread == "far", spread == "fractions", eps, offset
-        return wires, [wiring.state_numbers(layout.dtype.name, *kind) for layout in self.arrays]
 
 
 def draw_view(random, shape, dtype, backwards):
@@ -212,7 +185,7 @@ def draw_rope(random, head_dim, kernel_norm):
     layouts = "interleaved", "half", "interleaved_to_half"
     if kernel_norm:
         r, offset, layouts = 8, head_dim // 2 - 4, layouts[:2]
-    components = random.randint(1, wiring.COMPONENTS)
+    components = random.randint(1, 3)
     axes = tuple(random.randrange(components) for _ in range(r // 2))
     return RoPE(
         base=random.choice((1e4, 5e5, 1e4 + random.randrange(1000))),
@@ -234,14 +207,12 @@ def draw_other(random, caller):
         axes = [max(axes), *(random.randint(0, max(axes)) for _ in range(r // 2 - 1))]
         random.shuffle(axes)
         axes = tuple(axes)
-    base, scaled = 1e4 + random.randrange(1000), random.choice(SCALINGS)
-    fields = {"base": base, "rotary_dim": r, "scaling": scaled, "position_axes": axes}
-    return replace(caller, rope=replace(rope, **fields))
+    fields = {"rotary_dim": r, "scaling": random.choice(SCALINGS), "position_axes": axes}
+    return replace(caller, rope=replace(rope, base=1e4 + random.randrange(1000), **fields))
 
 
 def draw_norm(random, axes, layouts, r, dtype):
-    over_slice = bool(random.randrange(2))
-    n = r if over_slice else layouts[0].shape[-1]
+    n = random.choice((r, layouts[0].shape[-1]))
     shapes, dtypes = [(n,)] * len(layouts), [dtype] * len(layouts)
     if dtype == "any":
         dtypes = [random.choice((None, *DTYPES)) for _ in layouts]
@@ -251,9 +222,7 @@ def draw_norm(random, axes, layouts, r, dtype):
         None if dtype is None else draw_view(random, shape, dtype, False)
         for shape, dtype in zip(shapes, dtypes, strict=True)
     )
-    # Without any weight all of a row is normalized.
-    over_slice = n < layouts[0].shape[-1] and any(weights)
-    return Norm(weights, random.choice((1e-6, 1e-3)), random.choice((0.0, 1.0)), over_slice)
+    return Norm(weights, random.choice((1e-6, 1e-3)), random.choice((0.0, 1.0)))
 
 
 def draw_caller(random, library):
@@ -298,8 +267,7 @@ def draw_caller(random, library):
     if kind == "none" and angles != "positions":
         kind = "numpy"
     spread = random.choice(list(POSITIONS))
-    kinds = POSITION_DTYPES[spread]
-    layout = draw_view(random, shape, random.choice(kinds), backwards)
+    layout = draw_view(random, shape, random.choice(POSITION_DTYPES[spread]), backwards)
     return Caller(rope, method, angles, axes, sizes, layouts, out, kind, spread, layout, norm)
 
 
@@ -311,7 +279,7 @@ class Thread(threading.Thread):
     def __init__(self, library, calls, seed):
         super().__init__(name=f"seed {seed!r}", daemon=True)
         self.library, self.calls, self.random = library, calls, Random(seed)
-        self.memory, self.error, self.results = Memory(self.random), None, []
+        self.memory, self.error = Memory(self.random), None
 
     def run(self):
         try:
@@ -326,124 +294,92 @@ class Thread(threading.Thread):
         while self.count < self.calls and not self.failed.is_set():
             i = random.randrange(CALLERS)
             if random.randrange(4) == 0:
-                callers[i] = self.draw(callers[i][0])
+                callers[i] = self.draw(callers[i])
             for _ in range(random.choice((2, 5, 10, 25))):
-                self.call(*callers[i])
+                self.call(callers[i])
                 self.count += 1
             if random.randrange(400) == 0:
                 rope_xp.clear_caches()
-            if len(self.results) > BATCH:
-                wiring.check(self.results)
-                self.results.clear()
-        if self.results:
-            wiring.check(self.results)
 
     def draw(self, old=None):
-        random = self.random
-        new = old and random.randrange(4) and draw_other(random, old)
-        caller = new or draw_caller(random, self.library)
-        return caller, *caller.expect()
+        new = old and self.random.randrange(4) and draw_other(self.random, old)
+        return new or draw_caller(self.random, self.library)
 
     def put(self, layout):
         return layout.put(self.memory, NUMBERS)
 
-    def call(self, caller, wires, numbers):
+    def call(self, caller):
         self.memory.reuse()
-        rope, make = caller.rope, self.library.make
-        arrays = [self.put(layout) for layout in caller.arrays]
-        norm, weights, options = caller.norm, (None, None), {"axes": caller.axes}
+        rope, make, norm = caller.rope, self.library.make, caller.norm
+        arrays, options = [self.put(layout) for layout in caller.arrays], {"axes": caller.axes}
+        weights, tables = [], []
         if norm is not None:
-            weights = [None if layout is None else self.put(layout) for layout in norm.weights]
-            given = [None if w is None else make(w) for w in weights]
-            options["norm"] = QKNorm(*given, eps=norm.eps, offset=norm.offset)
-        given = list(map(make, arrays))
-        positions, exact = self.draw_positions(caller)
-        read = [*weights, positions]
+            weights = [layout and self.put(layout) for layout in norm.weights]
+            made = [None if w is None else make(w) for w in weights]
+            options["norm"] = QKNorm(*made, eps=norm.eps, offset=norm.offset)
+        positions = given_at = self.draw_positions(caller)
+        if caller.kind == "list":
+            given_at = positions.tolist()
+        elif caller.kind == "library":
+            given_at = make(positions)
         if caller.angles == "tables":
-            tables = self.put_tables(caller, wires, exact)
-            angles, read = rope.with_tables(*map(make, tables)), [*read, *tables]
-        else:
-            if caller.kind == "list":
-                positions = positions.tolist()
-            elif caller.kind == "library":
-                positions = make(positions)
-            angles = rope.at(positions, like=given[0]) if caller.angles == "at" else rope
-            if angles is rope:
-                options["positions"] = positions
-        outs = None
+            tables = self.put_tables(caller, positions)
+        elif caller.angles == "positions":
+            options["positions"] = given_at
+
+        def rotate(given, **out):
+            angles = rope
+            if caller.angles == "tables":
+                angles = rope.with_tables(*map(make, tables))
+            elif caller.angles == "at":
+                angles = rope.at(given_at, like=given[0])
+            results = getattr(angles, caller.method)(*given, **options, **out)
+            return results if caller.method == "apply" else (results,)
+
+        given, outs, more = list(map(make, arrays)), None, {}
+        copies = [make(x.copy()) for x in arrays]
         if caller.out == "in place":
             outs = given
         elif caller.out != "new":
             outs = [make(self.put(layout)) for layout in caller.out]
         if outs is not None:
-            options["out"] = tuple(outs) if caller.method == "apply" else outs[0]
-        if outs is not given:
-            read += arrays
-        read = [(x, x.tobytes()) for x in read if x is not None]
-        permutation = [caller.axes.index(a) for a in "bshd" if a in caller.axes]
-        before = [list_rows(x, permutation) for x in arrays]
-        results = getattr(angles, caller.method)(*given, **options)
-        results = results if caller.method == "apply" else (results,)
-        if outs is not None:
-            assert all(y is out for y, out in zip(results, outs, strict=True))
-        assert all(x.tobytes() == old for x, old in read), f"{caller} wrote to what it reads"
-        rest = zip(results, caller.arrays, weights, numbers, strict=False)
-        for x, (y, layout, weight, numbers_of_x) in zip(before, rest, strict=True):
-            found = self.library.back(y)
-            assert (found.shape, found.dtype) == (layout.shape, layout.dtype), caller
-            rows = repeat_positions(exact, caller, len(x))
-            if weight is not None:
-                heads = weight.shape[0] if weight.ndim == 2 else 1
-                weight = np.tile(weight.astype(np.float64), (len(x) // heads, 1))  # noqa: PLW2901  # a row for each row
-            after = list_rows(found, permutation)
-            label = self.name, self.count, caller
-            self.results.append(Result(wires, numbers_of_x, label, x, after, rows, weight))
+            more["out"] = tuple(outs) if caller.method == "apply" else outs[0]
+        read = [*weights, positions, *tables, *([] if outs is given else arrays)]
+        before = [(x, x.tobytes()) for x in read if x is not None]
+        results = rotate(given, **more)
+        assert outs is None or all(y is out for y, out in zip(results, outs, strict=True))
+        assert all(x.tobytes() == old for x, old in before), f"{caller} wrote to what it reads"
+        # Not before, as it would bring tables back that were evicted.
+        for y, right in zip(results, truth(rotate, copies), strict=True):
+            try:
+                same(self.library.back(y), self.library.back(right))
+            except AssertionError as error:
+                error.add_note(str(caller))
+                raise
 
     def draw_positions(self, caller):
-        """Return positions, None where they are implicit, and exactly, with axes of tokens."""
-        components = 0 if caller.rope.position_axes is None else max(caller.rope.position_axes) + 1
         if caller.kind == "none":
-            line = np.arange(caller.sizes["s"], dtype=np.float64)
-            return None, np.stack([line] * (components or 1))
-        positions = caller.positions.put(self.memory, POSITIONS[caller.range])
-        exact = positions.astype(np.float64)
-        exact = exact if components else exact[None]
-        return positions, exact[..., None] if exact.ndim == 1 else exact
+            return None
+        return caller.positions.put(self.memory, POSITIONS[caller.range])
 
-    def put_tables(self, caller, wires, exact):
-        r, head_dim = caller.rope.rotary_dim, caller.sizes["d"]
-        pairs = oracle.pairs(caller.rope.layout, r, caller.method == "unrotate")[1][0]
-        pairs = caller.rope.rotary_offset % head_dim + pairs
-        axes = wires.component[pairs]
-        angles = oracle.angles(exact, wires.frequency[pairs], axes)
+    def put_tables(self, caller, positions):
+        """Return cos and sin of angles that have nothing to do with the rope."""
+        lead = positions.shape if caller.rope.position_axes is None else positions.shape[1:]
+        shape = (*(lead or (1,)), caller.rope.rotary_dim // 2)
         dtype = "float64" if caller.arrays[0].dtype == np.float64 else "float32"
-        layout = lay_out(angles.shape, View(dtype, tuple(range(angles.ndim)), (1,) * angles.ndim))
-        tables = [self.put(layout), self.put(layout)]
-        tables[0][...], tables[1][...] = np.cos(angles), np.sin(angles)
+        layout = lay_out(shape, View(dtype, tuple(range(len(shape))), (1,) * len(shape)))
+        cos, sin = tables = self.put(layout), self.put(layout)
+        cos[...], sin[...] = np.cos(cos), np.sin(cos)
         return tables
 
 
-def list_rows(x, permutation):
-    return x.transpose(permutation).reshape(-1, x.shape[-1]).astype(np.float64)
-
-
-def repeat_positions(exact, caller, rows):
-    """Return positions (rows, components)."""
-    sizes = caller.sizes
-    components, *lead, tokens = exact.shape
-    full = exact.reshape(components, *(lead or (1,)), tokens)
-    batch = sizes["b"] if "b" in caller.axes else 1
-    full = np.broadcast_to(full, (components, batch, sizes["s"])).reshape(components, -1)
-    return np.repeat(full.T, rows // full.shape[1], axis=0)
-
-
 def main(library, calls, seed):
-    caches.MOST_BYTES, launch.BYTES_A_THREAD = MOST_BYTES, BYTES_A_THREAD
+    caches.MAX_BYTES, launch.ELEMENTS_A_THREAD = MOST_BYTES, ELEMENTS_A_THREAD
     reuse_memory_of_tables()
     if library == "torch":
         importlib.import_module("torch").set_num_threads(3)
     slow, run_on_path = itertools.count(), choose.run_on_path
-    choose.run_on_path = lambda call: (next(slow), run_on_path(call))[1]
+    choose.run_on_path = lambda call: (choose.choice.name or next(slow), run_on_path(call))[1]
     (found,) = (each for each in LIBRARIES if each.name == library)
     start, count = time.perf_counter(), int(calls) // THREADS
     threads = [Thread(found, count, f"{seed} {i}") for i in range(THREADS)]

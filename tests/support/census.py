@@ -14,7 +14,6 @@ import inspect
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +29,7 @@ from rope_xp import RoPE
 if __name__ == "__main__":  # a program finds its neighbours, and not the package that they are in
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from support.rounding import nearest  # as above
+from support.rounding import nearest
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -51,7 +50,7 @@ ROTATION = 5e-5
 
 
 # Defaults that describe no rotation, and what makes one of them.
-MENDED: dict[str, dict[str, Any]] = {
+MENDED = {
     "Glm4vTextConfig": {"head_dim": 64},  # mrope_section is for 32 pairs
     "Glm4vMoeTextConfig": {"head_dim": 128},  # hidden_size / num_attention_heads is odd
     "GlmImageTextConfig": {"head_dim": 64},  # as Glm4vTextConfig
@@ -78,11 +77,11 @@ LEFT = {
 }
 """Units that are not equal, and why."""
 
-LEARNED: dict[str, tuple[str, Callable[[Any], Any]]] = {
+LEARNED = {
     "mistral_large4.MistralLarge4TextConfig.MistralLarge4TextRotaryEmbedding": (
         "interleaved_to_half",
         lambda module: module.inv_freq * module.alpha.exp(),
-    ),
+    )
 }
 """Layout and frequencies of units whose weights say them: compared with apply_frequencies.
 
@@ -92,7 +91,7 @@ Their configurations say none, so that only the rotation is compared.
 NOT_CALLED = {
     "clvp.ClvpEncoderConfig.ClvpRotaryPositionalEmbedding": "its function takes v",
     "hunyuan_vl.HunYuanVLTextConfig.HunYuanVLRotaryEmbedding": (
-        "is no rotation where it has mrope_section, and fails where it has none"
+        "is not a rotation where it has mrope_section, and fails where it has none"
     ),
     **dict.fromkeys(
         (
@@ -109,26 +108,23 @@ NOT_CALLED = {
 
 @dataclass(frozen=True)
 class Unit:
-    """A configuration class and a rotary module that can be built from it."""
-
     directory: str
     config: Any
     rotary: type
     module: ModuleType
 
     @property
-    def name(self) -> str:
+    def name(self):
         return f"{self.directory}.{type(self.config).__name__}.{self.rotary.__name__}"
 
 
-def list_directories() -> list[str]:
-    """Return the model directories with a rotary module, found without importing them."""
+def list_directories():
     files = MODELS.glob("*/modeling_*.py")
     names = {path.parent.name for path in files if ROTARY.search(path.read_text(encoding="utf-8"))}
     return sorted(names.difference(UNREADABLE))
 
 
-def list_units(directory: str) -> Iterator[Unit]:
+def list_units(directory):
     for path in sorted((MODELS / directory).glob("modeling_*.py")):
         module = importlib.import_module(f"transformers.models.{directory}.{path.stem}")
         text = path.read_text(encoding="utf-8")
@@ -142,7 +138,7 @@ def list_units(directory: str) -> Iterator[Unit]:
                     break
 
 
-def _candidates(tree: ast.Module, module: ModuleType, rotary: type) -> Iterator[list[type]]:
+def _candidates(tree, module, rotary):
     """Yield the configuration classes that a rotary module may be made from, likeliest first.
 
     Those that the models have which call it, by their annotations; its own; the parts of these;
@@ -161,7 +157,7 @@ def _candidates(tree: ast.Module, module: ModuleType, rotary: type) -> Iterator[
     yield [kind for kind in members if issubclass(kind, plain) and kind is not plain]
 
 
-def _annotations(kind: type, module: ModuleType) -> list[type]:
+def _annotations(kind, module):
     for parameter in inspect.signature(kind).parameters.values():
         annotation = parameter.annotation
         if isinstance(annotation, str):
@@ -172,7 +168,7 @@ def _annotations(kind: type, module: ModuleType) -> list[type]:
     return [] if known is None else [known]
 
 
-def _can_build(rotary: type, config: Any) -> bool:
+def _can_build(rotary, config):
     try:
         rotary(config)
     except (AttributeError, KeyError, ValueError, TypeError, RuntimeError):
@@ -183,12 +179,12 @@ def _can_build(rotary: type, config: Any) -> bool:
 NAMELESS = ("SaProtConfig", "Qwen3OmniMoeCode2WavConfig")  # have no model_type
 
 
-def read_ropes(unit: Unit) -> Any:
+def read_ropes(unit):
     layout = "half" if type(unit.config).__name__ in NAMELESS else None
     return rope_xp.from_hf_config(unit.config.to_dict(), layout=layout)
 
 
-def compare_frequencies(unit: Unit) -> str:
+def compare_frequencies(unit):
     module, ropes, problems = unit.rotary(unit.config), read_ropes(unit), []
     for label, buffer in _buffers(module).items():
         rope, theirs = select_rope(ropes, label), buffer.double().numpy()
@@ -206,7 +202,7 @@ def compare_frequencies(unit: Unit) -> str:
     return "; ".join(problems)
 
 
-def select_rope(ropes: RoPE | dict[str, RoPE | None], label: str) -> RoPE:
+def select_rope(ropes, label):
     """Return the RoPE of a layer type, or the only one where the module has no layer types."""
     if isinstance(ropes, RoPE):
         return ropes
@@ -215,7 +211,7 @@ def select_rope(ropes: RoPE | dict[str, RoPE | None], label: str) -> RoPE:
     return rope
 
 
-def _buffers(module: Any) -> dict[str, torch.Tensor]:
+def _buffers(module):
     return {  # by layer type
         name.removesuffix("inv_freq").removesuffix("_"): buffer
         for name, buffer in module.named_buffers()
@@ -223,7 +219,7 @@ def _buffers(module: Any) -> dict[str, torch.Tensor]:
     }
 
 
-def compare_rotation(unit: Unit) -> str:
+def compare_rotation(unit):
     module, problems = unit.rotary(unit.config).eval(), []
     layout, read_frequencies = LEARNED.get(unit.name, ("", None))
     for buffer in module.state_dict().values() if read_frequencies else ():
@@ -232,7 +228,7 @@ def compare_rotation(unit: Unit) -> str:
     for label, buffer in (_buffers(module) or {"": torch.empty(0)}).items():
         rope = select_rope(ropes, label).for_length(TOKENS)
         call = call_model(unit, module, label, buffer, rope)
-        arguments: Any = call.q, call.k, call.positions
+        arguments = call.q, call.k, call.positions
         if read_frequencies is None:
             rotated = rope.apply(*arguments, axes=call.axes)
         else:
@@ -252,7 +248,7 @@ class ModelCall(NamedTuple):
     rotated: tuple[torch.Tensor, torch.Tensor]
 
 
-def call_model(unit: Unit, module: Any, label: str, buffer: torch.Tensor, rope: RoPE) -> ModelCall:
+def call_model(unit, module, label, buffer, rope):
     """Return random q and k, and what the model's code makes of them."""
     generator = torch.Generator().manual_seed(0)
     positions, tables = _compute_tables(module, label, rope, generator)
@@ -276,9 +272,7 @@ def call_model(unit: Unit, module: Any, label: str, buffer: torch.Tensor, rope: 
     return ModelCall(q, k, positions, axes, rotated)
 
 
-def _compute_tables(
-    module: Any, label: str, rope: RoPE, generator: torch.Generator
-) -> tuple[torch.Tensor, Any]:
+def _compute_tables(module, label, rope, generator):
     """Return positions, of (components, batch, tokens) or (batch, tokens), and the tables."""
     wanted = list(inspect.signature(type(module).forward).parameters)
     rows, columns = torch.meshgrid(torch.arange(6), torch.arange(5), indexing="ij")
@@ -300,11 +294,10 @@ def _compute_tables(
         return grid + 1, (cos.flatten(1, 2), sin.flatten(1, 2))
     components = 1 if rope.position_axes is None else max(rope.position_axes) + 1
     positions = torch.randint(TOKENS, (components, 1, TOKENS), generator=generator)
+    positions = positions[0] if components == 1 else positions
     axial = isinstance(rope.scaling, rope_xp.scaling.Axial)
-    argument = positions[:, 0].T if axial else positions[0] if components == 1 else positions
     more = {"layer_type": label} if label else {}
-    tables = module(torch.zeros(1), argument, **more)
-    return positions[0] if components == 1 else positions, tables
+    return positions, module(torch.zeros(1), positions[:, 0].T if axial else positions, **more)
 
 
 NAMES = ("apply_rotary_pos_emb_interleave", "apply_rotary_pos_emb", "apply_rotary_emb")
@@ -314,18 +307,16 @@ VISION = (
 )
 
 
-def find_function(unit: Unit) -> Callable[..., Any]:
+def find_function(unit):
     names = VISION if re.search("Vision|ViT|MLCD", unit.rotary.__name__) else ()
     names += NAMES[1:] if "Audio" in unit.rotary.__name__ else NAMES
     name = next((name for name in names if hasattr(unit.module, name)), None)
     if name is None:
         raise LookupError(f"{unit.name} has no function that rotates")
-    return getattr(unit.module, name)  # type: ignore[no-any-return]  # a function
+    return getattr(unit.module, name)
 
 
-def _head_dim(
-    unit: Unit, buffer: torch.Tensor, cos: torch.Tensor, apply: Callable[..., Any]
-) -> int:
+def _head_dim(unit, buffer, cos, apply):
     """Return the components that the function takes: all of a head where it picks the slice."""
     once = cos.is_complex() or cos.shape[-1] == len(buffer)  # not twice, once for each of a pair
     rotated = cos.shape[-1] * (1 + once)
@@ -334,7 +325,7 @@ def _head_dim(
     return int(max(rotated, head_dim) if picks else rotated)
 
 
-def compare_defaults(unit: Unit) -> str:
+def compare_defaults(unit):
     """Return how a file that leaves the defaults out is read differently; empty if it is not."""
     whole = unit.config.to_dict()
     if type(unit.config).__name__ in NAMELESS:
@@ -371,20 +362,17 @@ SINGLE = ("gpt_oss", "openai_privacy_filter", "deepseek_v4", "deepseek_v2", "lla
 class _Float64Mode(TorchFunctionMode):
     """Has code that asks for float32 by name compute in float64."""
 
-    def __torch_function__(
-        self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, function, types, args=(), kwargs=None):
         wider = {torch.float32: torch.float64, torch.complex64: torch.complex128}
         args, kwargs = tree_map(
             lambda v: wider.get(v, v) if isinstance(v, torch.dtype) else v, (args, kwargs or {})
         )
-        return (torch.Tensor.double if function is torch.Tensor.float else function)(
-            *args, **kwargs
-        )
+        function = torch.Tensor.double if function is torch.Tensor.float else function
+        return function(*args, **kwargs)
 
 
 @contextmanager
-def in_float64() -> Iterator[None]:
+def in_float64():
     """Have all that torch makes and computes here be of float64."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
@@ -395,7 +383,7 @@ def in_float64() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def compute_float64_tables(unit: Unit) -> list[tuple[RoPE, np.ndarray, np.ndarray, np.ndarray]]:
+def compute_float64_tables(unit):
     """Return for each layer type the rope, positions, and the module's cos and sin in float64.
 
     Positions (..., tokens), with components first if the rope has some; cos and sin (tokens, r/2).
@@ -405,12 +393,11 @@ def compute_float64_tables(unit: Unit) -> list[tuple[RoPE, np.ndarray, np.ndarra
         module = unit.rotary(unit.config).eval()
         for label in _buffers(module) or {"": None}:
             rope = select_rope(ropes, label).for_length(TOKENS)
+            positions, generator = torch.arange(TOKENS), torch.Generator().manual_seed(0)
             wanted = list(inspect.signature(module.forward).parameters)
             if wanted == ["hidden_states"] and not hasattr(module, "freqs_ci"):
-                positions = torch.arange(TOKENS)
                 both = tuple(module(torch.zeros(1, TOKENS, 1)))
             else:
-                generator = torch.Generator().manual_seed(0)
                 positions, both = _compute_tables(module, label, rope, generator)
             cos, sin = both if isinstance(both, tuple) else (both.real, both.imag)
             assert cos.dtype == torch.float64
@@ -421,9 +408,9 @@ def compute_float64_tables(unit: Unit) -> list[tuple[RoPE, np.ndarray, np.ndarra
     return results
 
 
-def _drop_copies(table: torch.Tensor, unit: Unit, doubled_halves: bool) -> np.ndarray:
+def _drop_copies(table, unit, doubled_halves):
     """Return (tokens, r/2) of a table of a batch of one, whose columns may be there twice."""
-    host: np.ndarray = table.numpy().reshape(-1, table.shape[-1])
+    host = table.numpy().reshape(-1, table.shape[-1])
     if unit.directory in SINGLE:
         return host
     half = host.shape[-1] // 2
@@ -434,7 +421,7 @@ def _drop_copies(table: torch.Tensor, unit: Unit, doubled_halves: bool) -> np.nd
     return first
 
 
-def compare_tables(unit: Unit) -> str:
+def compare_tables(unit):
     return "; ".join(
         f"{form} in {dtype}: {problem}"
         for unit_tables in compute_float64_tables(unit)
@@ -445,9 +432,7 @@ def compare_tables(unit: Unit) -> str:
     )
 
 
-def _compare_table(
-    rope: RoPE, at: np.ndarray, cos: np.ndarray, sin: np.ndarray, form: str, dtype: str
-) -> str:
+def _compare_table(rope, at, cos, sin, form, dtype):
     head_dim = 2 * cos.shape[-1]
     kind = torch.complex64 if form == "complex" else getattr(torch, dtype)
     table = rope.table(int(at.max()) + 1, head_dim, form=form, xp=torch, dtype=kind)
@@ -466,10 +451,10 @@ def _compare_table(
     return ""
 
 
-def _arrange(form: str, rope: RoPE, cos: np.ndarray, sin: np.ndarray) -> tuple[np.ndarray, ...]:
+def _arrange(form, rope, cos, sin):
     """Return what an engine makes of cos and sin (tokens, r/2), by its own code's words."""
 
-    def emb(t: np.ndarray) -> np.ndarray:
+    def emb(t):
         return np.repeat(t, 2, -1) if rope.layout == "interleaved" else np.tile(t, 2)
 
     if form == "megatron":
@@ -479,11 +464,11 @@ def _arrange(form: str, rope: RoPE, cos: np.ndarray, sin: np.ndarray) -> tuple[n
     return (cos, sin) if form == "onnx" else (emb(cos), emb(sin))
 
 
-def _select_rows(table: torch.Tensor, at: np.ndarray, rope: RoPE, form: str) -> np.ndarray:
+def _select_rows(table, at, rope, form):
     """Return the rows of positions, each column that of the component which its pair reads."""
     if table.is_complex():
         table = torch.cat((table.real, table.imag), dim=-1)
-    host: np.ndarray = table.double().numpy().reshape(len(table), -1)
+    host = table.double().numpy().reshape(len(table), -1)
     if rope.position_axes is None:
         return host[at]
     axes = np.array(rope.position_axes)
@@ -503,7 +488,7 @@ SKIPPED = dict(zip(CHECKS, (LEARNED, NOT_CALLED, LEARNED, NO_TABLES), strict=Tru
 """Units of which a check cannot be made."""
 
 
-def main() -> int:
+def main():
     every = [unit for directory in list_directories() for unit in list_units(directory)]
     print(f"transformers {transformers.__version__}, {len(every)} configurations")
     status = 0

@@ -17,12 +17,12 @@ ONLY_NAMED |= {"next", "prev", "search"}
 class FetchedAddresses(HTMLParser):
     """Collects what a page, or a picture in SVG, has a browser fetch from elsewhere."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.addresses: list[str] = []
+        self.addresses = []
         self._open_styles = 0
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         values = {name: value or "" for name, value in attrs}
         relations = set(values.get("rel", "").lower().split())
         is_fetched = tag not in NOT_FETCHED and not (tag == "link" and relations <= ONLY_NAMED)
@@ -32,16 +32,15 @@ class FetchedAddresses(HTMLParser):
         self.addresses += IN_STYLE.findall(values.get("style", ""))
         self._open_styles += tag == "style"
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         self._open_styles -= tag == "style"
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         if self._open_styles:
             self.addresses += IN_STYLE.findall(data)
 
 
-def find_addresses(path: Path) -> list[str]:
-    """Return the addresses that a built file fetches."""
+def find_addresses(path):
     text = path.read_text("utf-8")
     if path.suffix == ".css":
         return IN_STYLE.findall(text)
@@ -50,7 +49,7 @@ def find_addresses(path: Path) -> list[str]:
     return page.addresses
 
 
-def main(folder: str) -> int:
+def main(folder):
     paths = [p for p in sorted(Path(folder).rglob("*")) if p.suffix in {".html", ".css", ".svg"}]
     fetched = [(path, address) for path in paths for address in find_addresses(path)]
     for path, address in fetched:

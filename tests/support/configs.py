@@ -1,7 +1,5 @@
 """Configurations of transformers: sizes of a small model, scalings and their spellings."""
 
-from typing import Any
-
 BASE, CONTEXT = 54_321.0, 4096
 SIZES = {
     "hidden_size": 256,
@@ -13,12 +11,12 @@ LLAMA = {"model_type": "llama", **SIZES}
 YARN = {"factor": 8.0, "original_max_position_embeddings": 512}
 
 
-def longrope(pairs: int) -> dict[str, Any]:
+def longrope(pairs):
     short = [1.0 + 0.01 * i for i in range(pairs)]
     return {"short_factor": short, "long_factor": [1.5 * factor for factor in short]}
 
 
-SCALINGS: list[tuple[str, dict[str, Any]]] = [
+SCALINGS = [
     ("default", {}),
     ("linear", {"factor": 3.5}),
     ("dynamic", {"factor": 2.5}),
@@ -44,8 +42,7 @@ SCALINGS: list[tuple[str, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-def list_spellings(name: str, keys: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the same parameters as transformers 5 and as two versions of 4 wrote them."""
+def list_spellings(name, keys):
     return {
         "rope_parameters": {"rope_parameters": {"rope_type": name, "rope_theta": BASE, **keys}},
         "rope_scaling": {"rope_theta": BASE, "rope_scaling": {"rope_type": name, **keys}},

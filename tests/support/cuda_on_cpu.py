@@ -48,10 +48,10 @@ def decline_reason():
 
 
 @lru_cache
-def _library(norm):
-    """Compile the kernel for every key, with a norm or without, which takes seconds."""
+def _library(norm_dtype):
+    """Compile the kernel for every key, without a norm or with that of a dtype: in seconds."""
     source = Path(__file__).with_suffix(".cpp").read_text()
-    for key, i in _numbers(norm).items():
+    for key, i in _numbers(norm_dtype).items():
         source += (
             f'extern "C" bool launch_{i}(const unsigned *grid, const unsigned *block, '
             f"const Arguments *words) "
@@ -76,11 +76,11 @@ def together(key):
 
 
 def launch(key, grid, block, words):
-    """Run a kernel; ``words`` is its argument as cupy gets it."""
     assert words.size == 1  # cupy passes no other array by value
-    library = _library(key.norm)
+    norm_dtype = key.dtype if key.norm else None
+    library = _library(norm_dtype)
     assert words.itemsize == library.size()
-    function = getattr(library, f"launch_{_numbers(key.norm)[key]}")
+    function = getattr(library, f"launch_{_numbers(norm_dtype)[key]}")
     function.restype = ctypes.c_bool
     integers = ctypes.c_uint * 3
     aligned = function(integers(*grid), integers(*block), ctypes.c_void_p(words.ctypes.data))
@@ -106,8 +106,9 @@ def count_waves(blocks, threads):
 
 
 @lru_cache
-def _numbers(norm):
-    return {key: i for i, key in enumerate(norm_keys() if norm else every_key())}
+def _numbers(norm_dtype):
+    keys = [key for key in norm_keys() if key.dtype == norm_dtype] if norm_dtype else every_key()
+    return {key: i for i, key in enumerate(keys)}
 
 
 class Cuda(_Path):

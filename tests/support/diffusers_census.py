@@ -5,7 +5,7 @@ import inspect
 import math
 import pkgutil
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ _EMBEDDING = re.compile(r"\w*(Rotary|Rope|RoPE)\w*|\w*EmbedND\d?|\w+[a-z\d]PosEm
 _FUNCTION = re.compile(r"_?apply_\w*(rotary|rope)\w*|rope_apply")
 
 
-def modules() -> Iterator[Any]:
+def modules():
     yield importlib.import_module("diffusers.models.attention_processor")
     yield importlib.import_module("diffusers.models.embeddings")
     for name in _PACKAGES:
@@ -29,7 +29,7 @@ def modules() -> Iterator[Any]:
             yield importlib.import_module(f"{package.__name__}.{entry.name}")
 
 
-def _list_classes() -> Iterator[tuple[str, type]]:
+def _list_classes():
     """Yield the classes of these modules, and the prefix that tells their names apart."""
     for module in modules():
         for value in list(vars(module).values()):
@@ -37,7 +37,7 @@ def _list_classes() -> Iterator[tuple[str, type]]:
                 yield module.__name__.rpartition(".")[2], value
 
 
-def embeddings() -> dict[str, type]:
+def embeddings():
     return {
         f"{prefix}.{kind.__name__}": kind
         for prefix, kind in _list_classes()
@@ -45,8 +45,7 @@ def embeddings() -> dict[str, type]:
     }
 
 
-def methods() -> dict[str, type]:
-    """Return the classes with a method that calls a function that rotates, by the method's name."""
+def methods():
     return {
         f"{prefix}.{member.__qualname__}": kind
         for prefix, kind in _list_classes()
@@ -57,7 +56,7 @@ def methods() -> dict[str, type]:
     }
 
 
-def _names(code: Any) -> Iterator[str]:
+def _names(code):
     yield from (*code.co_names, *code.co_varnames, *code.co_cellvars)
     for constant in code.co_consts:
         if inspect.iscode(constant):
@@ -65,13 +64,11 @@ def _names(code: Any) -> Iterator[str]:
 
 
 class SmallModule(NamedTuple):
-    """The arguments of a small rotary module, and the configuration of its model."""
-
     fields: dict[str, Any]
     config: dict[str, Any]
 
 
-def _make(fields: dict[str, Any], model: str, **config: Any) -> SmallModule:
+def _make(fields, model, **config):
     """Return a row of a model, whose class ends in Transformer2DModel unless it has an end."""
     name = model if "Transformer" in model else f"{model}Transformer2DModel"
     return SmallModule(fields, {"_class_name": name, **config})
@@ -96,48 +93,44 @@ _HEAD = {"attention_head_dim": 16}
 _SECTIONS = {"mrope_section": (6, 3, 3)}
 
 
-def _ids(model: str, base: float = 10000.0) -> SmallModule:
+def _ids(model, base=10000.0):
     return _make({"theta": base, "axes_dim": _AXES}, model, **_FLUX, rope_theta=base)
 
 
-def _wan(model: str, head_dim: int = 16) -> SmallModule:
+def _wan(model, head_dim=16):
     size = {"attention_head_dim": head_dim}
     return _make(_WAN | size, model + _3D, **size)
 
 
-def _hunyuan(model: str) -> SmallModule:
+def _hunyuan(model):
     return _make(_HUNYUAN, model + _3D, rope_axes_dim=_AXES, rope_theta=256.0)
 
 
-def _kandinsky(model: str) -> SmallModule:
+def _kandinsky(model):
     return _make(_KANDINSKY, model + _3D, axes_dims=_AXES)
 
 
-_TRANSFORMERS: dict[str, SmallModule] = {
+_TRANSFORMERS = {
     "flux.FluxPosEmbed": _ids("Flux"),
     "flux2.Flux2PosEmbed": _make({"theta": 2000, "axes_dim": _FOUR}, "Flux2", axes_dims_rope=_FOUR),
-    "flux3.Flux3PosEmbed": _make(
-        {"theta": 10000, "axes_dim": _FOUR}, "Flux3", axes_dims_rope=_FOUR
-    ),
+    "flux3.Flux3PosEmbed": _make({"theta": 10000, "axes_dim": _FOUR}, "Flux3",
+        axes_dims_rope=_FOUR),
     "krea2.Krea2RotaryPosEmbed": _ids("Krea2", 1000.0),
     "bria.BriaEmbedND": _ids("Bria", 500.0),
     "bria.BriaPosEmbed": _ids("Bria"),
     "bria_fibo.BriaFiboEmbedND": _ids("BriaFibo"),
     "longcat_image.LongCatImagePosEmbed": _ids("LongCatImage"),
     "ovis_image.OvisImagePosEmbed": _ids("OvisImage"),
-    "minimax_h3.MiniMaxH3RotaryPosEmbed": _make(
-        {"rope_freq_dim": 3}, "MiniMaxH3" + _3D, rope_freq_dim=3
-    ),
+    "minimax_h3.MiniMaxH3RotaryPosEmbed": _make({"rope_freq_dim": 3}, "MiniMaxH3" + _3D,
+        rope_freq_dim=3),
     "z_image.RopeEmbedder": _Z_IMAGE,
     "bria_fibo2.RopeEmbedder": _Z_IMAGE,
-    "ideogram4.Ideogram4MRoPE": _make(
-        {"head_dim": 24, "base": 5e6, **_SECTIONS}, "Ideogram4", attention_head_dim=24, **_SECTIONS
-    ),
+    "ideogram4.Ideogram4MRoPE": _make({"head_dim": 24, "base": 5e6, **_SECTIONS}, "Ideogram4",
+        attention_head_dim=24, **_SECTIONS),
     "lumina2.Lumina2RotaryPosEmbed": _make(_LUMINA, "Lumina2", axes_dim_rope=_AXES),
     "hidream_image.HiDreamImageEmbedND": _ids("HiDreamImage"),
-    "prx.PRXEmbedND": _make(
-        {"dim": 16, "theta": 10000, "axes_dim": [8, 8]}, "PRX", axes_dim=[8, 8]
-    ),
+    "prx.PRXEmbedND": _make({"dim": 16, "theta": 10000, "axes_dim": [8, 8]}, "PRX",
+        axes_dim=[8, 8]),
     "wan.WanRotaryPosEmbed": _wan("Wan"),
     "wan_animate.WanRotaryPosEmbed": _wan("WanAnimate"),
     "sana_video.WanRotaryPosEmbed": _wan("SanaVideo"),
@@ -147,41 +140,34 @@ _TRANSFORMERS: dict[str, SmallModule] = {
     "hunyuan_video15.HunyuanVideo15RotaryPosEmbed": _hunyuan("HunyuanVideo15"),
     "hunyuan_video_framepack.HunyuanVideoFramepackRotaryPosEmbed": _hunyuan(_FRAMEPACK),
     "motif_video.MotifVideoRotaryPosEmbed": _hunyuan("MotifVideo"),
-    "hunyuanimage.HunyuanImageRotaryPosEmbed": _make(
-        {"patch_size": (1, 2), "rope_dim": (6, 10)}, "HunyuanImage", rope_axes_dim=(6, 10)
-    ),
-    "helios.HeliosRotaryPosEmbed": _make(
-        {"rope_dim": _AXES, "theta": 10000.0}, "Helios" + _3D, rope_dim=_AXES
-    ),
-    "cosmos.CosmosRotaryPosEmbed": _make(
-        _COSMOS, "Cosmos" + _3D, attention_head_dim=24, rope_scale=(2.0, 1.0, 3.0)
-    ),
+    "hunyuanimage.HunyuanImageRotaryPosEmbed": _make({"patch_size": (1, 2), "rope_dim": (6, 10)},
+        "HunyuanImage", rope_axes_dim=(6, 10)),
+    "helios.HeliosRotaryPosEmbed": _make({"rope_dim": _AXES, "theta": 10000.0}, "Helios" + _3D,
+        rope_dim=_AXES),
+    "cosmos.CosmosRotaryPosEmbed": _make(_COSMOS, "Cosmos" + _3D, attention_head_dim=24,
+        rope_scale=(2.0, 1.0, 3.0)),
     "cogview4.CogView4RotaryPosEmbed": _make(_COGVIEW, "CogView4", **_HEAD, rope_axes_dim=(32, 16)),
     "glm_image.GlmImageRotaryPosEmbed": _make({"dim": 16, "patch_size": 2}, "GlmImage", **_HEAD),
-    "easyanimate.EasyAnimateRotaryPosEmbed": _make(
-        {"patch_size": 2, "rope_dim": 16}, "EasyAnimate" + _3D, **_HEAD
-    ),
+    "easyanimate.EasyAnimateRotaryPosEmbed": _make({"patch_size": 2, "rope_dim": 16},
+        "EasyAnimate" + _3D, **_HEAD),
     "qwenimage.QwenEmbedRope": _make(_QWEN, "QwenImage", **_FLUX),
     "qwenimage.QwenEmbedLayer3DRope": _make(_QWEN, "QwenImage", **_FLUX),
     "nucleusmoe_image.NucleusMoEEmbedRope": _make(_QWEN, "NucleusMoEImage", **_FLUX),
-    "longcat_audio_dit.AudioDiTRotaryEmbedding": _make(
-        {"dim": 16, "base": 1e5}, "LongCatAudioDiTTransformer", dit_dim=32, dit_heads=2
-    ),
-    "minimax_music3.MiniMaxMusic3RotaryEmbedding": _make(
-        {"rotary_dim": 8}, "MiniMaxMusic3Transformer1DModel", rotary_dim=8
-    ),
-    "kandinsky.Kandinsky5RoPE1D": _make(
-        {"dim": 16}, "AceStepTransformer1DModel", head_dim=16, rope_theta=10000.0
-    ),
+    "longcat_audio_dit.AudioDiTRotaryEmbedding": _make({"dim": 16, "base": 1e5},
+        "LongCatAudioDiTTransformer", dit_dim=32, dit_heads=2),
+    "minimax_music3.MiniMaxMusic3RotaryEmbedding": _make({"rotary_dim": 8},
+        "MiniMaxMusic3Transformer1DModel", rotary_dim=8),
+    "kandinsky.Kandinsky5RoPE1D": _make({"dim": 16}, "AceStepTransformer1DModel", head_dim=16,
+        rope_theta=10000.0),
     "kandinsky.Kandinsky5RoPE3D": _kandinsky("Kandinsky5"),
     "kandinsky6.Kandinsky6RoPE3D": _kandinsky("Kandinsky6"),
     "kandinsky6_sr.Kandinsky6SRRoPE3D": _kandinsky("Kandinsky6SR"),
-}
+}  # fmt: skip
 SMALL = {f"transformer_{name}": row for name, row in _TRANSFORMERS.items()}
 SMALL["controlnet_z_image.RopeEmbedder"] = _Z_IMAGE
 """Rotary modules whose tables rope_xp makes, by their class."""
 
-NO_PAIRS: dict[str, str] = {
+NO_PAIRS = {
     "embeddings.FluxPosEmbed": "a name that is deprecated, which makes one of transformer_flux",
     "transformer_ernie_image.ErnieImageEmbedND3": "gives the halves of a pair two angles",
     "transformer_mochi.MochiRoPE": "learned, a set of frequencies for each head",
@@ -215,8 +201,6 @@ _ROWS = np.stack([_LINE, _LINE + 2, _LINE * 3])
 
 
 class Hand(NamedTuple):
-    """A module, its tables (tokens, r/2), and what rope_xp makes them of."""
-
     fields: dict[str, Any]
     theirs: Callable[[Any], tuple[Any, Any]]
     rope: RoPE
@@ -226,29 +210,26 @@ class Hand(NamedTuple):
 
 @dataclass(frozen=True)
 class FrequencyList(scaling.Scaling):
-    """A scaling rule that is a list of frequencies."""
-
     series: tuple[float, ...]
 
-    def frequencies(self, base: float, rotary_dim: int) -> np.ndarray:
+    def frequencies(self, base, rotary_dim):
         return np.array(self.series)
 
 
-def _angles(module: Any) -> tuple[Any, Any]:
+def _angles(module):
     angles = module(_TOKENS, _CPU)[:, :4]
     return angles.cos(), angles.sin()
 
 
-def _pick(index: Any, *arguments: Any) -> Callable[[Any], tuple[Any, Any]]:
-    """Return a function that calls a module and takes a part of its cos and sin."""
-    return lambda module: tuple(table[index] for table in module(*arguments))  # type: ignore[return-value]  # two
+def _pick(index, *arguments):
+    return lambda module: tuple(table[index] for table in module(*arguments))
 
 
-def _all_axes(table: Any) -> tuple[Any, Any]:
+def _all_axes(table):
     return table[:_TOKENS].real, table[:_TOKENS].imag
 
 
-def _ltx_rope(steps: int) -> RoPE:
+def _ltx_rope(steps):
     """Return frequencies that rise, dealt out to three axes, behind a pair that never turns."""
     rising = [10000.0 ** (j / (steps - 1)) * math.pi / 2 for j in range(steps)]
     series = (0.0, *(f for f in rising for _ in range(3)))
@@ -259,30 +240,30 @@ _COORDINATES = torch.tensor([[3.0, 7.5, 12.0], [64.0, 512.0, 1800.0], [100.0, 3.
 _FRACTIONS = 2 * _COORDINATES[0].double().numpy() / [[20.0], [2048.0], [2048.0]] - 1
 
 
-def _hand_ltx(compute: Callable[[Any], Any]) -> Hand:
+def _hand_ltx(compute):
     """Angles reach 15,708 in float32, which is all that the modules know."""
     return Hand(
         {"dim": 20},
-        lambda m: tuple(table[0, :, ::2] for table in compute(m)),  # type: ignore[arg-type, return-value]  # two
+        lambda m: tuple(table[0, :, ::2] for table in compute(m)),
         _ltx_rope(3),
         _FRACTIONS,
         5e-3,
     )
 
 
-def _mask_of_image(module: Any) -> tuple[Any, Any]:
+def _mask_of_image(module):
     # Two tokens of text, an image of 2 x 3, and one more of text.
     mask = torch.tensor([False] * 2 + [True] * 6 + [False])
     table = module([(1, 2, 3)], mask, _CPU)
     return table.real, table.imag
 
 
-def _around_an_image() -> np.ndarray:
+def _around_an_image():
     image = positions.video(1, 2, 3, start=(2, 0, 0), centre=True)
     return np.concatenate([positions.text(2, 3), image, positions.text(1, 3, start=5)], axis=1)
 
 
-def _of_decoder(module: Any) -> tuple[Any, Any]:
+def _of_decoder(module):
     """Return the tables by which it rotates x: what it makes of ones and zeros."""
     x = torch.zeros(1, 2, 3, 2, 1, 16)
     x[..., ::2] = 1.0
@@ -295,20 +276,16 @@ _SHORT, _LONG = [1.0, 1.5, 2.0, 2.5], [2.0, 3.0, 4.0, 5.0]
 _AT_LINE = (torch.zeros(1), torch.arange(_TOKENS)[None])
 _THIRDS = RoPE.axial((8, 4, 4))
 
-BY_HAND: dict[str, Hand] = {
-    "transformer_stable_audio3.StableAudio3RotaryEmbedding": Hand(
-        {"dim": 8}, _angles, RoPE(), _LINE
-    ),
+BY_HAND = {
+    "transformer_stable_audio3.StableAudio3RotaryEmbedding": Hand({"dim": 8}, _angles, RoPE(),
+        _LINE),
     "autoencoder_same.RotaryEmbedding": Hand({"dim": 8}, _angles, RoPE(), _LINE),
-    "condition_embedder_anima.AnimaRotaryEmbedding": Hand(
-        {"head_dim": 8}, _pick(np.s_[0, :, :4], *_AT_LINE), RoPE(), _LINE
-    ),
-    "autoencoder_kl_minimax_h3.MiniMaxH3VideoRotaryPosEmbed": Hand(
-        {"dim": 12},
+    "condition_embedder_anima.AnimaRotaryEmbedding": Hand({"head_dim": 8},
+        _pick(np.s_[0, :, :4], *_AT_LINE), RoPE(), _LINE),
+    "autoencoder_kl_minimax_h3.MiniMaxH3VideoRotaryPosEmbed": Hand({"dim": 12},
         _pick(np.s_[0, :, 0, :6], torch.tensor([[[-1.0, 0.25, 0.5], [0.0, -0.75, 1.0]]])),
         RoPE.axial((4, 4, 4), base=100.0),
-        2 * np.pi * np.array([[-1.0, 0.0], [0.25, -0.75], [0.5, 1.0]]),
-    ),
+        2 * np.pi * np.array([[-1.0, 0.0], [0.25, -0.75], [0.5, 1.0]])),
     "transformer_cosmos3.Cosmos3VLTextRotaryEmbedding": Hand(
         {"head_dim": 24, "rope_theta": 5e6, "rope_axes_dim": (6, 3, 3)},
         _pick(np.s_[0, :, :12], torch.from_numpy(_ROWS)[:, None], _CPU, torch.float32),
@@ -321,33 +298,23 @@ BY_HAND: dict[str, Hand] = {
         RoPE(scaling=scaling.LongRoPE(_SHORT, _LONG, 4096, factor=32.0).for_length(_TOKENS)),
         _LINE,
     ),
-    "transformer_qwenimage21.QwenImage21Rope": Hand(
-        {"theta": 10000, "axes_dim": [4, 6, 6]},
-        _mask_of_image,
-        RoPE.axial((4, 6, 6)),
-        _around_an_image(),
-    ),
-    "transformer_anyflow.AnyFlowRotaryPosEmbed": Hand(
-        _WAN, lambda m: _all_axes(m._build_freqs(_CPU)), _THIRDS, [_LINE] * 3
-    ),
+    "transformer_qwenimage21.QwenImage21Rope": Hand({"theta": 10000, "axes_dim": [4, 6, 6]},
+        _mask_of_image, RoPE.axial((4, 6, 6)), _around_an_image()),
+    "transformer_anyflow.AnyFlowRotaryPosEmbed": Hand(_WAN,
+        lambda m: _all_axes(m._build_freqs(_CPU)), _THIRDS, [_LINE] * 3),
     "transformer_anyflow_far.AnyFlowCausalRotaryPosEmbed": Hand(
         {**_WAN, "compressed_patch_size": (1, 4, 4)},
         lambda m: _all_axes(m._build_freqs(_CPU)),
         _THIRDS,
         [_LINE] * 3,
     ),
-    "transformer_sana_wm.SanaWMRotaryPosEmbed": Hand(
-        _WAN, lambda m: _all_axes(m.freqs), _THIRDS, [_LINE] * 3
-    ),
-    "transformer_kandinsky6.Kandinsky6RoPE1D": Hand(
-        {"dim": 8, "freqs_scaling": 0.5},
+    "transformer_sana_wm.SanaWMRotaryPosEmbed": Hand(_WAN, lambda m: _all_axes(m.freqs), _THIRDS,
+        [_LINE] * 3),
+    "transformer_kandinsky6.Kandinsky6RoPE1D": Hand({"dim": 8, "freqs_scaling": 0.5},
         lambda m: (m.angles[:_TOKENS].cos(), m.angles[:_TOKENS].sin()),
-        RoPE(scaling=scaling.Linear(2.0)),
-        _LINE,
-    ),
-    "ltx2_diffusion_decoder.LTX2VideoVaeRotaryPosEmbed3D": Hand(
-        {"head_dim": 16}, _of_decoder, RoPE.axial((4, 6, 6)), positions.video(2, 3, 2)
-    ),
+        RoPE(scaling=scaling.Linear(2.0)), _LINE),
+    "ltx2_diffusion_decoder.LTX2VideoVaeRotaryPosEmbed3D": Hand({"head_dim": 16}, _of_decoder,
+        RoPE.axial((4, 6, 6)), positions.video(2, 3, 2)),
     "transformer_ltx.LTXVideoRotaryPosEmbed": _hand_ltx(
         lambda m: m(torch.zeros(1, 3, 20), video_coords=_COORDINATES)
     ),
@@ -355,4 +322,4 @@ BY_HAND: dict[str, Hand] = {
     "transformer_sana_wm_refiner.SanaWMLTX2AudioVideoRotaryPosEmbed": _hand_ltx(
         lambda m: m(_COORDINATES)
     ),
-}
+}  # fmt: skip

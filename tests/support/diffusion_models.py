@@ -15,13 +15,12 @@ class Small(NamedTuple):
     fields: dict[str, Any]
     arguments: dict[str, Any]
 
-    def __str__(self) -> str:
+    def __str__(self):
         return self.name
 
-    def make(self) -> tuple[torch.nn.Module, dict[str, Any]]:
-        """Return a model with the same weights at each call, and its arguments."""
+    def make(self):
         torch.manual_seed(0)
-        model: torch.nn.Module = getattr(diffusers, self.class_name)(**self.fields).eval()
+        model = getattr(diffusers, self.class_name)(**self.fields).eval()
         with torch.no_grad():
             for parameter in model.parameters():  # many start at 0, and hide their operands
                 scale = max(parameter.shape[-1:] or (4,)) ** 0.5
@@ -29,12 +28,12 @@ class Small(NamedTuple):
         return model, self.arguments
 
 
-def _noise(*shape: int) -> torch.Tensor:
+def _noise(*shape):
     generator = torch.Generator().manual_seed(sum(shape))
     return torch.randn(shape, generator=generator)
 
 
-def _allegro_tables() -> Any:
+def _allegro_tables():
     *tables, times, rows, columns = get_3d_rotary_pos_embed_allegro(24, ((0, 0), (2, 3)), (2, 3), 3)
     cells = torch.cartesian_prod(times.long(), rows.long(), columns.long())
     return tuple(tables), tuple(cells.T[:, None])
@@ -170,8 +169,8 @@ flux, wan, z_image, hidream = (
 )
 
 
-def call_model(model: torch.nn.Module, arguments: dict[str, Any]) -> torch.Tensor:
+def call_model(model, arguments):
     outputs = model(**arguments, return_dict=False)[0]
     if isinstance(outputs, list):
         return torch.cat([output.flatten() for output in outputs])
-    return outputs  # type: ignore[no-any-return]  # a tensor
+    return outputs

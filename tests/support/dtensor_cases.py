@@ -73,7 +73,7 @@ def same(got, expected, placements):
 
 @contextlib.contextmanager
 def collectives(number):
-    with CommDebugMode() as mode:
+    with contextlib.nullcontext() if number is None else CommDebugMode() as mode:
         yield
     if number is not None:
         assert mode.get_total_counts() == number, mode.get_comm_counts()
@@ -86,35 +86,26 @@ def refuses(error, *parts):
     assert all(part in str(raised.value) for part in parts), raised.value
 
 
-def check(
-    mesh,
-    placements,
-    positions,
-    whole,
-    *,
-    forward=0,
-    backward=0,
-    rope=ROPE,
-    function=None,
-    k_placements=None,
-    dtype=torch.float32,
-):
-    """Compare results, gradients and their placements with those of tensors in one process."""
+def check(mesh, placements, positions, whole, *, rope=ROPE, dtype=torch.float32, **options):
+    """Compare results, gradients and their placements with those of tensors in one process.
+
+    Options are a function in place of rope.apply, k_placements, and the number of collectives
+    forward and backward.
+    """
+    function, k_placements = options.get("function"), options.get("k_placements")
+    forward, backward = options.get("forward", 0), options.get("backward", 0)
     arrays = [x.detach().clone().to(dtype).requires_grad_() for x in (Q, K)]
     weights = [sample(*x.shape, dtype=dtype, seed=2) for x in arrays]
     expected = rope.apply(*arrays, whole)
     gradients = torch.autograd.grad(expected, arrays, weights)
     both = placements, k_placements or placements
-    shards = [
-        distribute_tensor(x.detach(), mesh, p).requires_grad_()
-        for x, p in zip(arrays, both, strict=True)
-    ]
-    sharded_weights = [distribute_tensor(w, mesh, p) for w, p in zip(weights, both, strict=True)]
-    with collectives(forward) if function is None else contextlib.nullcontext():
+    pairs = [*zip(arrays, weights, both, strict=True)]
+    shards = [distribute_tensor(x.detach(), mesh, p).requires_grad_() for x, _, p in pairs]
+    sharded_weights = [distribute_tensor(w, mesh, p) for _, w, p in pairs]
+    with collectives(None if function else forward):
         results = (function or rope.apply)(*shards, positions)
-    if TORCH < (2, 12):  # whose own backward gathers gradients
-        backward = None
-    with collectives(backward) if function is None else contextlib.nullcontext():
+    # Before torch 2.12 its own backward gathers gradients.
+    with collectives(None if function or TORCH < (2, 12) else backward):
         torch.autograd.backward(results, sharded_weights)
     for x, y, value, gradient, p in zip(shards, results, expected, gradients, both, strict=True):
         same(y, value.detach(), p)
@@ -126,10 +117,8 @@ def one(mesh_dim):
     """Return the placements that a mesh of one dimension or two is tested with."""
     if mesh_dim == 1:
         return [[R], [Shard(0)], [Shard(1)], [Shard(2)]]
-    return [
-        *([Shard(0), Shard(1)], [Shard(0), Shard(2)], [Shard(1), Shard(2)], [Shard(2), Shard(1)]),
-        *([R, Shard(1)], [Shard(1), R], [Shard(1), Shard(1)], [Shard(0), Shard(0)], [R, R]),
-    ]
+    a, b, c = Shard(0), Shard(1), Shard(2)
+    return [[a, b], [a, c], [b, c], [c, b], [R, b], [b, R], [b, b], [a, a], [R, R]]
 
 
 @case(2, 4)
@@ -254,11 +243,10 @@ def other_functions(mesh):
         with collectives(0):
             back = ROPE.unrotate(x, POSITIONS)
             moved = ROPE.rerotate(x, POSITIONS, other, to=RoPE(layout="half", rotary_dim=12))
+            heads_first = x.transpose(1, 2)
+            turned = ROPE.rotate(heads_first, POSITIONS, axes="bhsd")
         same(back, ROPE.unrotate(Q, POSITIONS), [p])
         same(moved, ROPE.rerotate(Q, POSITIONS, other), [p])
-        heads_first = x.transpose(1, 2)
-        with collectives(0):
-            turned = ROPE.rotate(heads_first, POSITIONS, axes="bhsd")
         expected = ROPE.rotate(Q.transpose(1, 2), POSITIONS, axes="bhsd")
         same(turned, expected, heads_first.placements)
         assert turned.stride() == expected.stride()

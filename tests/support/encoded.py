@@ -90,7 +90,6 @@ def wave(p, base):
 
 
 def bucket(r, bidirectional):
-    """Bucket of BUCKETS by T5's definition with max_distance 20, r the query less the key."""
     directed = BUCKETS // 2 if bidirectional else BUCKETS
     first = directed if bidirectional and r < 0 else 0
     n = abs(r) if bidirectional else max(r, 0)
@@ -102,7 +101,6 @@ def bucket(r, bidirectional):
 
 
 def expected(name, c, base=BASE):
-    """Return scores by a loop over pairs of tokens, in float64."""
 
     if name == "values":
         return expected_values(c)

@@ -47,7 +47,6 @@ def check_result(
     rope: RoPE = PLAIN,
     inverse: bool = False,
 ) -> None:
-    """Check class, shape, dtype and numbers of one result."""
     assert type(result) is type(backend.make(x)) or backend.name.startswith("torch-compile")
     got = backend.back(result)
     assert got.shape == x.shape

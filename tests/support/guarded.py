@@ -18,13 +18,12 @@ from rope_xp import RoPE
 from rope_xp._dispatch import call_cache
 from rope_xp._dispatch.backend import put_tables
 from support import cuda_on_cpu
+from support.equality import LAYOUTS
 from support.fuzz.memory import as_torch
-from support.targets import give_cpu_to_triton, lent, numpy_dtype, truth
+from support.targets import ALL_FLOATS, give_cpu_to_triton, lent, numpy_dtype, truth
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 NOBODY = 0  # PROT_NONE
-LAYOUTS = ("interleaved", "half", "interleaved_to_half")
-DTYPES = ("float16", "bfloat16", "float32", "float64")
 # head_dim, rotary_dim, rotary_offset
 WIDTHS = ((8, 8, 0), (6, 6, 0), (12, 8, 2), (96, 96, 0), (128, 64, 32))
 SHAPES = {"bshd": (2, 5, -1), "bhsd": (2, -1, 5), "shd": (7, -1)}
@@ -61,7 +60,7 @@ def running(path):
 
 def cases():
     random = np.random.default_rng(0)
-    for layout, dtype, (head_dim, rotary_dim, offset) in product(LAYOUTS, DTYPES, WIDTHS):
+    for layout, dtype, (head_dim, rotary_dim, offset) in product(LAYOUTS, ALL_FLOATS, WIDTHS):
         rope = RoPE(layout=layout, rotary_dim=rotary_dim, rotary_offset=offset)
         for (axes, shape), heads in product(SHAPES.items(), HEADS):
             at = [shape[axes.index(axis)] for axis in ("bs" if "b" in axes else "s")]
@@ -81,6 +80,7 @@ def main(path, every="1"):
     if path == "streaming":
         path = "llvm"
         importlib.import_module("rope_xp_backends.cpu.launch").BYTES_TO_STREAM = 1
+        importlib.import_module("rope_xp_backends.cpu.plan").BYTES_TO_RELEASE = -1
     with running(path) as (backend, own):
         for end in (False, True):
             call_cache.CALLS.cache_clear()  # which holds on to tables

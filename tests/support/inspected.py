@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import rope_xp
 from rope_xp import __main__ as cli
@@ -11,7 +10,7 @@ from support import golden
 GOLDEN = Path(golden.__path__[0])
 REAL = {path.stem: json.loads(path.read_text()) for path in (GOLDEN / "configs").glob("*.json")}
 LLAMA = REAL["llama_3_1_8b"]
-GEMMA4: dict[str, Any] = {
+GEMMA4 = {
     "model_type": "gemma4_text",
     "head_dim": 256,
     "global_head_dim": 512,
@@ -26,15 +25,11 @@ GEMMA4: dict[str, Any] = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
     },
 }
-NEOX: dict[str, Any] = {
-    "model_type": "gpt_neox",
-    "hidden_size": 6144,
-    "num_attention_heads": 64,
-    "max_position_embeddings": 2048,
-    "rotary_pct": 0.25,
-    "rotary_emb_base": 10000,
-}
-DYNAMIC: dict[str, Any] = {
+NEOX = {
+    "model_type": "gpt_neox", "hidden_size": 6144, "num_attention_heads": 64,
+    "max_position_embeddings": 2048, "rotary_pct": 0.25, "rotary_emb_base": 10000,
+}  # fmt: skip
+DYNAMIC = {
     "model_type": "llama",
     "head_dim": 64,
     "max_position_embeddings": 2048,
@@ -46,13 +41,12 @@ SMALL = {"gemma4": GEMMA4, "neox": NEOX, "dynamic": DYNAMIC, "unclear": UNCLEAR,
 CONFIGS = {**REAL, **SMALL}
 
 
-def build_reporter(tmp_path: Path, capsys: Any) -> Any:
-    """Return a function from a configuration to the JSON object of its report."""
+def build_reporter(tmp_path, capsys):
 
-    def refuse(name: str) -> None:
+    def refuse(name):
         raise AssertionError(f"{name} is no JSON")
 
-    def inspect(config: dict[str, Any], *options: str) -> dict[str, Any]:
+    def inspect(config, *options):
         (tmp_path / "config.json").write_text(json.dumps(config))
         assert cli.main(["inspect", str(tmp_path), "--json", *options]) == 0
         return json.loads(capsys.readouterr().out, parse_constant=refuse)
@@ -60,13 +54,12 @@ def build_reporter(tmp_path: Path, capsys: Any) -> Any:
     return inspect
 
 
-def paste(report: dict[str, Any]) -> dict[str, Any]:
-    """Return what the lines in Python of a report assign."""
-    names: dict[str, Any] = {"rope_xp": rope_xp}
+def paste(report):
+    names = {"rope_xp": rope_xp}
     for layers in report["layers"]:
         exec(layers["python"], names)
     return {name: names[name] for name in names if name not in ("rope_xp", "__builtins__")}
 
 
-def with_rule(config: dict[str, Any], **changes: Any) -> dict[str, Any]:
+def with_rule(config, **changes):
     return {**config, "rope_scaling": {**config["rope_scaling"], **changes}}

@@ -17,25 +17,23 @@ os.environ.setdefault("KERAS_BACKEND", "torch")
 
 @dataclass(frozen=True)
 class Framework:
-    """A module of rope_xp.layers."""
-
     name: str
     arrays: str  # the library whose arrays it takes
     state: Callable[[Any], list[Any]]
     """Returns the arrays of a layer that could be cast, trained or saved."""
 
-    def layer(self, rope: Any, **options: Any) -> Any:
+    def layer(self, rope, **options):
         pytest.importorskip(self.name)
         return importlib.import_module(f"rope_xp.layers.{self.name}").Rotary(rope, **options)
 
-    def array(self, x: np.ndarray) -> Any:
+    def array(self, x):
         if self.arrays == "torch":
             return importlib.import_module("torch").from_numpy(x)
         return importlib.import_module("jax.numpy").asarray(x)
 
 
-def _leaves(layer: Any) -> list[Any]:
-    return importlib.import_module("jax").tree.leaves(layer)  # type: ignore[no-any-return]  # a list
+def _leaves(layer):
+    return importlib.import_module("jax").tree.leaves(layer)
 
 
 TORCH, FLAX, EQUINOX, KERAS = FRAMEWORKS = (
@@ -75,7 +73,7 @@ SCALED = {
 """Every scaling of rope_xp.scaling, in a RoPE of 16 components."""
 
 
-def inputs(framework: Framework, rope: RoPE, tokens: int = 5) -> tuple[Any, Any, Any]:
+def inputs(framework, rope, tokens=5):
     """Return q, k and positions, of a million and more, one row of them for each component."""
     rng = np.random.default_rng(0)
     q = rng.standard_normal((2, tokens, 4, 16)).astype(np.float32)
@@ -86,12 +84,12 @@ def inputs(framework: Framework, rope: RoPE, tokens: int = 5) -> tuple[Any, Any,
     return framework.array(q), framework.array(k), framework.array(positions)
 
 
-def assert_same(result: Any, expected: Any) -> None:
+def assert_same(result, expected):
     for ours, theirs in zip(result, expected, strict=True):
         assert type(ours) is type(theirs)
         assert ours.dtype == theirs.dtype
         np.testing.assert_array_equal(to_numpy(ours), to_numpy(theirs))
 
 
-def to_numpy(x: Any) -> np.ndarray:
+def to_numpy(x):
     return x.detach().double().numpy() if hasattr(x, "detach") else np.asarray(x)

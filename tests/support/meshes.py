@@ -99,7 +99,6 @@ def context_parallel(layout):
 
 
 def several_meshes(layout):
-    """Cached tables serve arrays of other meshes, and of one device."""
     rope, first = RoPE(layout=layout), jax.make_mesh((8,), ("a",))
     right, second = by_numpy(rope.rotate, Q), jax.make_mesh((4, 2), ("x", "y"))
     with jax.set_mesh(first):

@@ -1,56 +1,60 @@
-"""What the tests of patched models share: tokens, logits, and a count of rotations by rope_xp."""
+"""What the tests of patched models share: tokens, logits, refusals, and who rotates."""
 
 import importlib
-from collections.abc import Sequence
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
-from rope_xp._dispatch import call_cache
-from rope_xp._dispatch.call_cache import CallSignature
-from rope_xp.integrations import _recognition, _replacements
-from rope_xp.integrations._formats import Format
+import rope_xp
+from rope_xp import MissingBackendError, RopeError
+from rope_xp.integrations import _replacements
 
 TOKENS = torch.randint(1, 64, (2, 24), generator=torch.Generator().manual_seed(1))
 # Float32 of two layers, with logits of 1 to 10 in modulus: the model's own rounding.
 LOGITS = 2e-4
-# Of q and k in a forward of two layers.
-ROTATIONS = 4
 
 
-def logits(model: Any, tokens: torch.Tensor = TOKENS, **more: Any) -> torch.Tensor:
+def logits(model, tokens=TOKENS, **more):
     with torch.no_grad():
-        return model(tokens, **more).logits  # type: ignore[no-any-return]  # a tensor
+        return model(tokens, **more).logits
 
 
-def replaced(kind: str, form: Format, name: str = "apply_rotary_pos_emb") -> tuple[Any, Any]:
-    """Return a function of a kind of models, and what replaces it in one that is patched."""
-    module = importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
-    function = getattr(module, name)
+def gradients(model, *parts):
+    model.zero_grad()
+    model(TOKENS, use_cache=False).logits.square().mean().backward()
+    weights = [w for name, w in model.named_parameters() if any(part in name for part in parts)]
+    return [w.grad.clone() for w in weights if w.grad is not None]
+
+
+def generate(model, **options):
+    options = {"max_new_tokens": 8, "pad_token_id": 0, "disable_compile": True, **options}
+    return model.generate(TOKENS, do_sample=False, **options)
+
+
+def is_ours(compute, *arguments):
+    """Return whether a computation on the CPU minds that rope_xp may run on GPUs alone."""
+    try:
+        with rope_xp.use_path("triton"):
+            compute(*arguments)
+    except (RopeError, MissingBackendError):
+        return True
+    return False
+
+
+def refuse(change, model, message, **options):
+    """Require that patch or unpatch raises an error, and changes nothing."""
+    classes = [type(module) for module in model.modules()]
+    keys = [set(vars(module)) for module in model.modules()]
+    with pytest.raises(RopeError, match=message):
+        change(model, **options)
+    assert [type(module) for module in model.modules()] == classes
+    assert [set(vars(module)) for module in model.modules()] == keys
+
+
+def modeling(kind):
+    return importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
+
+
+def replaced(kind, form, name="apply_rotary_pos_emb"):
+    function = getattr(modeling(kind), name)
     return function, _replacements.build_replacement(name, function, None, [form])
-
-
-def count_rotations(monkeypatch: pytest.MonkeyPatch) -> list[None]:
-    """Return a list that grows by one with each rotation of q or k by rope_xp."""
-    rotations: list[None] = []
-    rotate, run = _recognition.rotate, call_cache.run
-
-    def count(xs: Sequence[torch.Tensor]) -> None:
-        # Not the few values by which functions are recognised.
-        rotations.extend(None for x in xs if TOKENS.shape[-1] in x.shape)
-
-    def rotate_and_count(rotation: Any, xs: Sequence[torch.Tensor], *rest: Any) -> Any:
-        count(xs)
-        return rotate(rotation, xs, *rest)
-
-    def run_and_count(signature: CallSignature, *rest: Any) -> Any:
-        results = run(signature, *rest)
-        count(signature.arrays)
-        return results
-
-    monkeypatch.setattr(_recognition, "rotate", rotate_and_count)
-    counting = SimpleNamespace(**vars(call_cache) | {"run": run_and_count})
-    monkeypatch.setattr(_replacements, "call_cache", counting)
-    return rotations

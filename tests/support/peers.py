@@ -1,7 +1,6 @@
 """How other libraries rotate: their formulae written anew."""
 
 import functools
-from typing import Any
 
 import numpy as np
 import torch
@@ -9,19 +8,18 @@ import torch
 ROWS = 1 << 17
 
 
-def compute_angles(positions: Any, d: int = 64, base: float = 10000.0) -> torch.Tensor:
+def compute_angles(positions, d=64, base=10000.0):
     w = 1.0 / (base ** (torch.arange(0, d, 2, dtype=torch.float32) / d))
     return positions[..., None].float() * w
 
 
 @functools.cache
-def torchtune_cache() -> torch.Tensor:
+def torchtune_cache():
     angles = compute_angles(torch.arange(ROWS))
     return torch.stack([angles.cos(), angles.sin()], dim=-1)
 
 
-def torchtune(x: Any, positions: Any) -> Any:
-    """Neighbours as a last axis of two, with a cache of (rows, pairs, 2)."""
+def torchtune(x, positions):
     pairs = x.float().reshape(*x.shape[:-1], -1, 2)
     cache = torchtune_cache()[positions].view(-1, pairs.size(1), 1, pairs.size(3), 2)
     first = pairs[..., 0] * cache[..., 0] - pairs[..., 1] * cache[..., 1]
@@ -29,15 +27,14 @@ def torchtune(x: Any, positions: Any) -> Any:
     return torch.stack([first, second], -1).flatten(3).type_as(x)
 
 
-def meta(q: Any, k: Any, positions: Any) -> Any:
-    """Complex numbers of neighbours, as Meta's code for Llama has them."""
+def meta(q, k, positions):
     angles = compute_angles(positions, base=5e5)
     turns = torch.polar(torch.ones_like(angles), angles)[None, :, None]
     pairs = (torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2)) for x in (q, k))
     return tuple(torch.view_as_real(x * turns).flatten(3).type_as(q) for x in pairs)
 
 
-def flash_attn(x: Any, cos: Any, sin: Any, interleaved: bool = True) -> Any:
+def flash_attn(x, cos, sin, interleaved=True):
     """Its reference in torch: tables of pairs, repeated."""
     y, rest = x[..., : 2 * cos.shape[-1]], x[..., 2 * cos.shape[-1] :]
     if not interleaved:
@@ -49,17 +46,16 @@ def flash_attn(x: Any, cos: Any, sin: Any, interleaved: bool = True) -> Any:
     return torch.cat([y * cos + other * sin, rest], dim=-1)
 
 
-def flash_tables(positions: Any) -> Any:
+def flash_tables(positions):
     angles = compute_angles(positions, 32)
     return angles.cos(), angles.sin()
 
 
-def gpt_neox(q: Any, k: Any, cos: Any, sin: Any) -> Any:
-    """rotate_half of a part of the head; the rest is put behind it again."""
+def gpt_neox(q, k, cos, sin):
     cos, sin = cos[:, None], sin[:, None]
     r = cos.shape[-1]
 
-    def rotate(x: Any) -> Any:
+    def rotate(x):
         y = x[..., :r]
         half = torch.cat([-y[..., r // 2 :], y[..., : r // 2]], dim=-1)
         return torch.cat([y * cos + half * sin, x[..., r:]], dim=-1)
@@ -67,21 +63,20 @@ def gpt_neox(q: Any, k: Any, cos: Any, sin: Any) -> Any:
     return rotate(q), rotate(k)
 
 
-def liger(q: Any, k: Any, cos: Any, sin: Any) -> Any:
-    """The two halves of a head by the left half of the tables, as its kernel writes them."""
+def liger(q, k, cos, sin):
     n = cos.shape[-1] // 2
     c, s = cos[:, None, :, :n], sin[:, None, :, :n]
     halves = ((x[..., :n], x[..., n:]) for x in (q, k))
     return tuple(torch.cat([a * c - b * s, b * c + a * s], dim=-1) for a, b in halves)
 
 
-def doubled_tables(positions: Any) -> Any:
+def doubled_tables(positions):
     angles = compute_angles(positions)
     angles = torch.cat([angles, angles], dim=-1)
     return angles.cos(), angles.sin()
 
 
-def keras_hub(x: Any, positions: Any, factor: float = 4.0) -> Any:
+def keras_hub(x, positions, factor=4.0):
     """Halves stacked and reshaped, of a layer with a factor on frequencies."""
     w = np.power(np.float32(1e4), -np.arange(0, 64, 2, dtype=np.float32) / np.float32(64))
     angles = np.einsum("s,f->sf", positions.astype(np.float32), w / np.float32(factor))
@@ -90,7 +85,7 @@ def keras_hub(x: Any, positions: Any, factor: float = 4.0) -> Any:
     return x * np.cos(angles) + np.stack([-b, a], axis=-2).reshape(x.shape) * np.sin(angles)
 
 
-def yarn(x: Any, positions: Any) -> Any:
+def yarn(x, positions):
     """YaRN's own code: mscale on cos and sin, a ramp between two pairs."""
     factor, plain = 16.0, compute_angles(torch.ones(()))
     low, high = (64 * np.log(4096 / (n * 2 * np.pi)) / (2 * np.log(1e4)) for n in (32.0, 1.0))

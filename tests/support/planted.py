@@ -63,7 +63,6 @@ def by_hand(
         return (t[..., : d // 2], t[..., d // 2 :]) if layout == "half" else neighbours
 
     def double(table):
-        """Return the columns that each half of a pair reads."""
         if doubled == "neighbours":
             return split(np.repeat(table, 2, axis=-1))
         return split(np.concatenate([table, table], axis=-1)) if doubled else (table, table)
@@ -76,7 +75,6 @@ def by_hand(
 
 
 def before_the_split(layout):
-    """Rotate all heads as if they were one."""
 
     def rotate(x, positions):
         b, h, s, d = x.shape
@@ -113,7 +111,6 @@ def refuse_large(x, positions):
 
 
 def normalise(x, positions):
-    """Divide by the norm first, as QK-norm does."""
     return right(x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + 1e-6), positions)
 
 
@@ -186,7 +183,6 @@ def rounded(dtype, name):
 
 
 def unlike(name, rope, message, meant=HALF):
-    """Return the fault of a right rotation by another RoPE than was meant."""
     return another(name, message, partial(right, rope=rope), meant=meant)
 
 

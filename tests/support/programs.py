@@ -17,15 +17,20 @@ def environment(**more: str) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths)} | more
 
 
-def printed(name: str, *arguments: object, options: Sequence[str] = (), **more: str) -> str:
+def printed(name: str | Path, *arguments: object, options: Sequence[str] = (), **more: str) -> str:
     """Return what a program prints, given options of Python and more of the environment."""
+    return run(*options, HERE / name, *arguments, **more)
+
+
+def run(*arguments: object, **more: str) -> str:
+    """Return what Python prints, given arguments such as "-c" and more of the environment."""
     done = subprocess.run(
-        [sys.executable, *options, str(HERE / name), *map(str, arguments)],
+        [sys.executable, *map(str, arguments)],
         check=False,
         capture_output=True,
         text=True,
         timeout=600,
         env=environment(**more),
     )
-    assert done.returncode == 0, (done.returncode, done.stderr[-8000:])
+    assert done.returncode == 0, f"{done.returncode}: {done.stderr[-8000:]}"
     return done.stdout

@@ -1,12 +1,10 @@
 """Small models of transformers with random weights, whose logits depend on positions."""
 
-from typing import Any
-
 import torch
 import transformers
 
 # Large weights, so that attention is far from even and a wrong rotation is plain to see.
-SMALL: dict[str, Any] = {
+SMALL = {
     **dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size"), 64),
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
@@ -37,7 +35,7 @@ _LONGROPE = {
 }
 _SECTIONS = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}
 
-MODELS: dict[str, dict[str, Any]] = {
+MODELS = {
     "cohere": {},
     "deepseek_v2": _LATENT,
     "deepseek_v3": _LATENT,
@@ -74,24 +72,23 @@ MODELS: dict[str, dict[str, Any]] = {
 """Model type, and what its configuration needs beyond ``SMALL``: one of each way to rotate."""
 
 
-def make(model_type: str, model: Any = transformers.AutoModelForCausalLM, **more: Any) -> Any:
-    """Return a model for text with the same weights at each call."""
+def make(model_type, model=transformers.AutoModelForCausalLM, **more):
     fields = {**SMALL, **MODELS.get(model_type, {}), **more}
     config = transformers.AutoConfig.for_model(model_type, **fields)
     torch.manual_seed(0)
     return model.from_config(config).eval()
 
 
-def multimodal_text(model_type: str) -> Any:
+def multimodal_text(model_type):
     """Return the text model of one with M-RoPE, with the same weights at each call."""
-    more: dict[str, Any] = {"rope_parameters": _SECTIONS, "head_dim": 16}
+    more = {"rope_parameters": _SECTIONS, "head_dim": 16}
     if model_type == "qwen3_5_text":  # of which most layers have no attention
         more |= {"layer_types": ["full_attention"] * 2}
         more["rope_parameters"] = _SECTIONS | {"partial_rotary_factor": 1.0}
     return make(model_type, transformers.AutoModel, **more)
 
 
-def vision_language(key: str = "rope_parameters") -> tuple[Any, dict[str, Any]]:
+def vision_language(key="rope_parameters"):
     """Return a Qwen2-VL, whose text has M-RoPE and whose images have axial positions, and input.
 
     Versions of transformers before 5 have sections by another key.

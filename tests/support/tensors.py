@@ -13,10 +13,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
-LAYOUTS = ("interleaved", "half", "interleaved_to_half")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-ON_A_GPU = []
-"""Marks of tests that the interpreter runs too."""
+ON_A_GPU = []  # marks of tests that the interpreter runs too
 if not INTERPRETED:
     no_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU")
     ON_A_GPU = [pytest.mark.gpu, no_gpu]
@@ -34,7 +32,6 @@ def tensor(numbers: Any, dtype: torch.dtype = torch.int64) -> torch.Tensor:
 
 
 def anywhere(shape: tuple[int, ...]) -> torch.Tensor:
-    """Return positions of all sizes."""
     return tensor(np.random.default_rng(0).integers(0, 1 << 31, shape))
 
 

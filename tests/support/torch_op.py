@@ -2,14 +2,12 @@
 
 import pytest
 
-import rope_xp
 from rope_xp import RoPE
 from support.targets import INTERPRETED
 
 torch = pytest.importorskip("torch")
 
 TORCH = tuple(int(number) for number in torch.__version__.split(".")[:2])
-LAYOUTS = ("interleaved", "half", "interleaved_to_half")
 POSITIONS = torch.tensor([0, 70_000, 1_000_000, -3, (1 << 31) - 1])
 # backends/triton/test_kernel.py has bfloat16 of its own, as the interpreter does not round.
 HALVES = [torch.float16] if INTERPRETED else [torch.float16, torch.bfloat16]
@@ -28,6 +26,11 @@ def rotate(x, positions=POSITIONS):
     return RoPE().rotate(x, positions)
 
 
+def noting(graphs):
+    """Return a backend of torch.compile that notes graphs, and runs them as they are."""
+    return lambda graph, _: graphs.append(graph) or graph.forward
+
+
 def recording(graphs):
     """Return a backend of torch.compile that notes what graphs call, and runs them as they are."""
     from functorch.compile import make_boxed_func
@@ -38,9 +41,3 @@ def recording(graphs):
         return make_boxed_func(graph.forward)
 
     return aot_autograd(fw_compiler=compiler, bw_compiler=compiler)
-
-
-class Temperature(rope_xp.scaling.Linear):
-    """A rule whose factor is part of the derivative."""
-
-    attention_factor = 1.25

@@ -3,7 +3,6 @@
 import math
 import sys
 import time
-from typing import Any
 
 import numpy as np
 import pytest
@@ -36,15 +35,19 @@ ROPES = {
 }
 
 
-def by_rope(rope: RoPE) -> Any:
-    def function(q: Any, k: Any, positions: Any) -> Any:
+def by_rope(rope):
+    def function(q, k, positions):
         return rope.apply(q, k, positions, axes="bhsd")
 
     return function
 
 
-@pytest.mark.parametrize("name", ROPES)
-def test_ropes_are_found(name: str) -> None:
+# Rules and bases that others of these have too, with other parameters.
+SIMILAR = {"odd base", "higgs", "yarn, own factor", "proportional neighbours"}
+
+
+@pytest.mark.parametrize("name", [exhaustive(n) if n in SIMILAR else n for n in ROPES])
+def test_identify_finds_the_rope(name):
     rope = ROPES[name]
     result = identify(by_rope(rope), 64)
     # Frequencies of no rule are measured to 1e-8, which a million of positions make 1e-2.
@@ -56,24 +59,20 @@ def test_ropes_are_found(name: str) -> None:
     assert_rotates(by_rope(rope), rope, 64)
 
 
-def in_float32(x: Any, positions: Any) -> Any:
-    """Rotate by angles that are a product in float32."""
+def in_float32(x, positions):
     n = x.shape[-1] // 2
     w = np.float32(1.0) / np.float32(10000.0) ** (np.arange(n, dtype=np.float32) / n)
     angles = positions.astype(np.float32)[:, None] * w
     return RoPE().with_tables(np.cos(angles), np.sin(angles)).rotate(x, axes="bhsd")
 
 
-def test_errors_are_those_of_cos_and_sin() -> None:
+def test_identified_errors_are_those_of_cos_and_sin():
     result = identify(in_float32, 64)
     assert (result.rope, result.faults) == (RoPE(), ())
-    p = np.arange(131_072 - 9, 131_072)[:, None]
-    exact = 10000.0 ** (-np.arange(32) / 32)
+    p, exact = np.arange(131_072 - 9, 131_072)[:, None], 10000.0 ** (-np.arange(32) / 32)
     w = np.float32(1.0) / np.float32(10000.0) ** (np.arange(32, dtype=np.float32) / 32)
     worst = np.abs(np.exp(1j * (p.astype(np.float32) * w)) - np.exp(1j * p * exact)).max()
-    assert worst / 3 < result.error[131_072] < 1e-2
-    assert result.error[131_072] > 1e-3
-    assert result.passes is not None
+    assert max(worst / 3, 1e-3) < result.error[131_072] < 1e-2
     assert 131_072 < result.passes < 1 << 20
 
 
@@ -81,7 +80,7 @@ def test_errors_are_those_of_cos_and_sin() -> None:
     ("dtype", "name"),
     [("float16", "linear"), ("bfloat16", "trailing"), ("bfloat16", "yarn"), ("float64", "half")],
 )
-def test_other_dtypes(dtype: str, name: str) -> None:
+def test_identify_of_other_dtypes_finds_the_rope(dtype, name):
     torch = pytest.importorskip("torch")
     like = torch.zeros(1, dtype=getattr(torch, dtype))
     result = identify(by_rope(ROPES[name]), 64, like=like)
@@ -91,16 +90,16 @@ def test_other_dtypes(dtype: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("axes", ["bshd", "sbhd", "hbsd"])
-def test_axes(axes: str) -> None:
-    def function(x: Any, positions: Any) -> Any:
+def test_identify_of_other_axes_finds_the_rope(axes):
+    def function(x, positions):
         return HALF.rotate(x, positions, axes=axes)
 
     assert identify(function, 32, axes=axes).rope == HALF
     assert_rotates(function, HALF, 32, axes=axes)
 
 
-def test_components() -> None:
-    def function(q: Any, k: Any, positions: Any) -> Any:
+def test_identify_finds_components_of_positions():
+    def function(q, k, positions):
         assert positions.ndim == 3  # (components, 1, tokens), as of M-RoPE
         return SECTIONS.apply(q, k, positions, axes="bhsd")
 
@@ -110,10 +109,10 @@ def test_components() -> None:
     assert_rotates(function, SECTIONS, HEAD_DIM)
 
 
-def test_dynamic_rules_have_their_parameters() -> None:
+def test_identify_finds_parameters_of_dynamic_rules():
     rope = RoPE(layout="half", scaling=scaling.DynamicNTK(2.0, 2048))
 
-    def function(x: Any, positions: Any) -> Any:
+    def function(x, positions):
         return rope.for_length(int(positions.max()) + 1).rotate(x, positions, axes="bhsd")
 
     result = identify(function, HEAD_DIM)
@@ -122,11 +121,11 @@ def test_dynamic_rules_have_their_parameters() -> None:
 
 
 @pytest.mark.parametrize("name", ["numpy", "torch", exhaustive("jax")])
-def test_the_library_is_found(name: str) -> None:
+def test_identify_finds_the_library_that_a_function_takes(name):
     module = pytest.importorskip({"jax": "jax.numpy"}.get(name, name))
     kind, kinds = type(module.zeros(1)), []
 
-    def function(q: Any, k: Any, positions: Any) -> Any:
+    def function(q, k, positions):
         if not isinstance(q, kind):
             raise TypeError("not an array of mine")
         kinds.append(type(q))
@@ -134,20 +133,13 @@ def test_the_library_is_found(name: str) -> None:
 
     assert identify(function, 16).faults == ()
     assert set(kinds) == {kind}
+    if name == "torch":  # and a module of it
+        members = {"forward": lambda _, q, k, positions: function(q, k, positions)}
+        assert identify(type("Rotary", (module.nn.Module,), members)(), 16).rope == RoPE()
 
 
-def test_a_module_of_torch() -> None:
-    torch = pytest.importorskip("torch")
-
-    class Rotary(torch.nn.Module):
-        def forward(self, q: Any, k: Any, positions: Any) -> Any:
-            return RoPE().apply(q, k, positions, axes="bhsd")
-
-    assert identify(Rotary(), 16).rope == RoPE()
-
-
-def test_a_function_that_refuses() -> None:
-    def refuses(x: Any, positions: Any) -> Any:
+def test_identify_of_a_function_that_refuses_tells_the_first_error():
+    def refuses(x, positions):
         raise ValueError("heads must be 8")
 
     message = (
@@ -159,14 +151,14 @@ def test_a_function_that_refuses() -> None:
     assert raised.value.summary.endswith("first error: ValueError: heads must be 8")
 
 
-def test_the_first_error_is_of_the_library_that_a_function_uses() -> None:
+def test_identify_tells_the_error_of_the_library_that_a_function_uses():
     torch = pytest.importorskip("torch")
 
-    def function(q: Any, k: Any, positions: Any) -> Any:
+    def function(q, k, positions):
         return torch.roll(q, 1), torch.matmul(k, positions)
 
     program = type(sys)("a_program_of_torch")
-    program.torch, function.__module__ = torch, program.__name__  # type: ignore[attr-defined]  # new
+    program.torch, function.__module__ = torch, program.__name__
     sys.modules[program.__name__] = program
     try:
         with pytest.raises(CallError) as raised:
@@ -186,28 +178,28 @@ def test_the_first_error_is_of_the_library_that_a_function_uses() -> None:
         ({"like": np.zeros(1, np.int32)}, "like must be of float16, .*got int32"),
     ],
 )
-def test_arguments_that_are_refused(options: dict[str, Any], message: str) -> None:
+def test_identify_refuses_arguments_that_do_not_fit(options, message):
     with pytest.raises(RopeError, match=message):
         identify(by_rope(RoPE()), **{"head_dim": 16, **options})
 
 
-def test_arguments_of_the_wrong_type() -> None:
+def test_identify_refuses_arguments_of_the_wrong_type():
     with pytest.raises(TypeError, match="function must be callable; got str"):
-        identify("rope", 16)  # type: ignore[arg-type]  # the mistake
+        identify("rope", 16)
     with pytest.raises(TypeError, match="rope must be a"):
-        assert_rotates(by_rope(RoPE()), "half", 16)  # type: ignore[arg-type]  # the mistake
+        assert_rotates(by_rope(RoPE()), "half", 16)
     with pytest.raises(RopeError, match="rotary_dim"):
         assert_rotates(by_rope(RoPE()), RoPE(rotary_dim=32), 16)
 
 
-def test_a_bound_that_is_given() -> None:
+def test_assert_rotates_keeps_a_bound_that_is_given():
     assert_rotates(in_float32, RoPE(), 32)
     with pytest.raises(AssertionError, match="allowed 1e-05"):
         assert_rotates(in_float32, RoPE(), 32, atol=1e-5)
     assert_rotates(by_rope(RoPE()), RoPE(), 32, atol=1e-5)
 
 
-def test_measured() -> None:
+def test_measured_frequencies_refuse_another_width():
     with pytest.raises(RopeError, match="Measured.values has 2 entries; 8 rotated"):
         RoPE(scaling=Measured((1.0, 0.5))).frequencies(8)
     with pytest.raises(RopeError, match="Measured.attention_factor must be positive"):
@@ -215,11 +207,11 @@ def test_measured() -> None:
     assert math.isclose(RoPE(scaling=Measured((1.0,), 1.5)).attention_factor, 1.5)
 
 
-def test_a_function_of_torch_takes_two_seconds_at_most() -> None:
+def test_identify_of_a_torch_function_takes_two_seconds_at_most():
     torch = pytest.importorskip("torch")
     w = 10000.0 ** (-torch.arange(64) / 64)
 
-    def function(q: Any, k: Any, positions: Any) -> Any:
+    def function(q, k, positions):
         angles = positions[:, None] * w
         angles = torch.cat([angles, angles], -1)
         cos, sin = angles.cos(), angles.sin()

@@ -2,39 +2,26 @@
 
 import inspect
 import re
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
-import transformers
 from support import census  # first, as it skips this module where torch or transformers is missing
 from support.exhaustive import exhaustive
 
-from rope_xp import RoPE
 from rope_xp.scaling import Axial
-from rope_xp.testing import Identified, identify
+from rope_xp.testing import identify
 from rope_xp.testing._compare import list_differences
 
-SHORT = ("deepseek_v3", "gpt_oss", "qwen3_vl", "pixtral")
+SHORT = ("deepseek_v3", "qwen3_vl", "pixtral")
 
 
-@pytest.fixture(autouse=True)
-def _silent() -> Iterator[None]:
-    before = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()
-    yield
-    transformers.logging.set_verbosity(before)
-
-
-def identify_unit(unit: census.Unit, module: Any, label: str, rope: RoPE) -> tuple[Identified, int]:
-    """Return what is identified of a model's own rotation, and its head_dim."""
+def identify_unit(unit, module, label, rope):
     more = {"layer_type": label} if label else {}
     rotate = census.find_function(unit)
     first = next(iter(inspect.signature(rotate).parameters))
     buffer = census._buffers(module).get(label, torch.empty(0))
 
-    def tables(positions: Any) -> Any:
+    def tables(positions):
         return module(torch.zeros(1), positions, **more)
 
     components = 1 if rope.position_axes is None else max(rope.position_axes) + 1
@@ -47,7 +34,7 @@ def identify_unit(unit: census.Unit, module: Any, label: str, rope: RoPE) -> tup
     axes = "bshd" if unit.directory in ("llama4", "efficientloftr") else "bhsd"
     flat = cos.ndim == 2 and bool(re.search(r"unsqueeze|None, :", inspect.getsource(rotate)))
 
-    def one(x: Any, given: Any) -> Any:
+    def one(x, given):
         if flat:  # of all images, without a batch
             return torch.stack([rotate(each, each, *given)[0] for each in x])
         if first in ("x", "tensor"):
@@ -56,18 +43,12 @@ def identify_unit(unit: census.Unit, module: Any, label: str, rope: RoPE) -> tup
             return rotate(x, x, *given, unsqueeze_dim=2)[1]
         return rotate(x, x, *(given if isinstance(given, tuple) else (given,)))[1]
 
-    def function(x: Any, positions: Any) -> Any:
-        return one(x, tables(positions))
-
-    found = identify(
-        function, head_dim, axes="bshd" if flat else axes, components=components,
-        like=torch.zeros(1), heads=3,
-    )  # fmt: skip
-    return found, head_dim
+    options = {"components": components, "heads": 3, "like": torch.zeros(1)}
+    axes = "bshd" if flat else axes
+    return identify(lambda x, p: one(x, tables(p)), head_dim, axes=axes, **options), head_dim
 
 
-def list_problems(unit: census.Unit) -> list[str]:
-    """Return faults of a unit, and differences from the RoPE of its configuration."""
+def list_problems(unit):
     module = unit.rotary(unit.config).eval()
     ropes = census.read_ropes(unit)
     problems = []
@@ -79,21 +60,20 @@ def list_problems(unit: census.Unit) -> list[str]:
     return problems
 
 
-def takes_positions(unit: census.Unit) -> bool:
-    """Return whether a unit's rotary module takes positions."""
+def takes_positions(unit):
     module = unit.rotary(unit.config)
     wanted = list(inspect.signature(type(module).forward).parameters)
     return not (hasattr(module, "freqs_ci") or "pixel_values" in wanted or wanted == ["self", "x"])
 
 
-TESTED: set[tuple[str, str, str]] = set()
+TESTED = set()
 """Code that another model had too: most of transformers is copies."""
 
 
 @pytest.mark.parametrize(
     "directory", [d if d in SHORT else exhaustive(d) for d in census.list_directories()]
 )
-def test_models_of_transformers_have_no_fault(directory: str) -> None:
+def test_models_of_transformers_have_no_fault(directory):
     for unit in census.list_units(directory):
         left_out = {*census.LEFT, *census.LEARNED, *census.NOT_CALLED}
         if unit.name in left_out or not takes_positions(unit):

@@ -25,15 +25,13 @@ from support.peers import (
 )
 
 from rope_xp import RoPE, scaling
-from rope_xp.testing import Identified, assert_rotates, identify
+from rope_xp.testing import assert_rotates, identify
 from rope_xp.testing._compare import list_differences
 
 TORCH, NUMPY = torch.zeros(1), np.zeros(1, np.float32)
 
 
 class Peer(NamedTuple):
-    """A library's rotation, and the RoPE that it is."""
-
     function: Callable[..., Any]
     rope: RoPE
     axes: str = "bshd"
@@ -55,7 +53,7 @@ PEERS = {
 }
 
 
-def check(result: Identified, rope: RoPE, head_dim: int, refuses: bool = False) -> None:
+def check(result, rope, head_dim, refuses=False):
     """Check that a RoPE was found, without a fault and as exact as products in float32 are."""
     expected = replace(rope, rotary_dim=rope.rotary_dim or head_dim)
     assert list_differences(replace(result.rope, scaling=rope.scaling), expected, head_dim) == []
@@ -67,7 +65,7 @@ def check(result: Identified, rope: RoPE, head_dim: int, refuses: bool = False) 
 
 
 @pytest.mark.parametrize("name", PEERS)
-def test_formulae(name: str) -> None:
+def test_formulae_of_other_libraries_have_no_fault(name):
     function, rope, axes, head_dim, tables, like, refuses = PEERS[name]
     result = identify(function, head_dim, axes=axes, tables=tables, like=like)
     check(result, rope, head_dim, refuses)
@@ -87,11 +85,11 @@ def test_formulae(name: str) -> None:
     ],
     ids=str,
 )
-def test_rotary_embedding_torch(options: dict[str, Any], rope: RoPE | None) -> None:
+def test_rotary_embedding_torch_has_no_fault_but_xpos(options, rope):
     library = pytest.importorskip("rotary_embedding_torch")
     module = library.RotaryEmbedding(64, cache_if_possible=False, **options)
 
-    def function(x: Any, positions: Any) -> Any:
+    def function(x, positions):
         angles, p = module.forward(positions.float()), positions.float()
         return library.apply_rotary_emb(angles, x, scale=1.0 if rope else module.get_scale(p))
 
@@ -103,7 +101,7 @@ def test_rotary_embedding_torch(options: dict[str, Any], rope: RoPE | None) -> N
 
 
 @pytest.mark.parametrize("interleaved", [0, 1])
-def test_onnx(interleaved: int) -> None:
+def test_onnx_operator_has_no_fault(interleaved):
     onnx = pytest.importorskip("onnx")
     reference = importlib.import_module("onnx.reference")
     helper, names = onnx.helper, ["x", "cos", "sin", "y"]
@@ -113,11 +111,11 @@ def test_onnx(interleaved: int) -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)])
     session = reference.ReferenceEvaluator(model)
 
-    def tables(positions: Any) -> Any:
+    def tables(positions):
         angles = positions[..., None] * 10000.0 ** (-np.arange(16) / 16)
         return tuple(f(angles).astype(np.float32) for f in (np.cos, np.sin))
 
-    def function(x: Any, *cos_sin: Any) -> Any:
+    def function(x, *cos_sin):
         cos, sin = (np.broadcast_to(t, (len(x), *t.shape[-2:])) for t in cos_sin)
         return session.run(None, {"x": x, "cos": cos, "sin": sin})[0]
 

@@ -32,7 +32,7 @@ ROUNDING = {torch.float32: 3e-6, torch.bfloat16: 2.0**-6, torch.float64: 1e-13}
 
 @pytest.mark.parametrize("name", ROPES)
 @pytest.mark.parametrize("dtype", ROUNDING)
-def test_results_and_gradients(name: str, dtype: torch.dtype) -> None:
+def test_results_and_gradients_equal_float64(name, dtype):
     rope = ROPES[name]
     q, k, positions = inputs(rope, dtype)
     for x, y in zip((q, k), rope.apply(q, k, positions), strict=True):
@@ -44,7 +44,7 @@ def test_results_and_gradients(name: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("name", ROPES)
-def test_second_derivatives(name: str) -> None:
+def test_second_derivatives_equal_differences(name):
     rope = ROPES[name]
     q, _, positions = inputs(rope, torch.float64, tokens=2)
     q.requires_grad_()
@@ -55,7 +55,7 @@ def test_second_derivatives(name: str) -> None:
 
 @pytest.mark.parametrize("name", ROPES)
 @pytest.mark.filterwarnings("ignore:Skipping serialization")  # torch 2.6, of its own configuration
-def test_a_compiled_call_is_one_graph(name: str) -> None:
+def test_a_compiled_call_is_one_graph(name):
     rope = ROPES[name]
     torch.compiler.reset()
     compiled = torch.compile(rope.apply, fullgraph=True)
@@ -65,7 +65,7 @@ def test_a_compiled_call_is_one_graph(name: str) -> None:
             torch.testing.assert_close(y, expected(rope, x, positions), rtol=0, atol=3e-6)
 
 
-def test_a_checkpointed_layer_trains() -> None:
+def test_a_checkpointed_layer_trains():
     rope, layer = ROPES["half"], torch.nn.Linear(16, 16)
 
     def block(x: torch.Tensor) -> torch.Tensor:
@@ -81,7 +81,7 @@ def test_a_checkpointed_layer_trains() -> None:
     torch.testing.assert_close(*gradients)
 
 
-def test_vmap() -> None:
+def test_a_vmapped_rotation_equals_a_batch():
     rope = ROPES["half"]
     q, _, positions = inputs(rope, torch.float32)
     mapped = torch.vmap(lambda x: rope.rotate(x, positions[0]))(q)

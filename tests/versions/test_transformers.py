@@ -22,8 +22,7 @@ OLD = ("cohere", "gemma2", "gpt_neox", "llama", "mistral", "phi3", "qwen2")
 NAMES = OLD if VERSION < (4, 50) else (*OLD, "deepseek_v3", "gemma3_text")
 OPTIONS: dict[str, Any] = {"gemma2": {"head_dim": 16}, "phi3": {"rope_parameters": None}}
 TOKENS = torch.arange(24)[None] % 61 + 1
-ROUNDING = 2e-5
-"""Of float32 logits of up to 30, after attention with large weights."""
+ROUNDING = 2e-5  # of float32 logits of up to 30, after attention with large weights
 
 
 def logits(model: Any) -> torch.Tensor:
@@ -32,7 +31,7 @@ def logits(model: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_patched_model_has_the_same_logits(name: str) -> None:
+def test_a_patched_model_has_the_same_logits(name):
     model = make(name, **OPTIONS.get(name, {}))
     before = logits(model)
     with torch.no_grad():
@@ -50,7 +49,7 @@ def test_a_patched_model_has_the_same_logits(name: str) -> None:
     assert torch.equal(logits(model), before)
 
 
-def test_qwen2_vl() -> None:
+def test_a_patched_qwen2_vl_has_the_same_logits():
     if VERSION < (4, 57):
         pytest.skip("the rotary module of Qwen2-VL keeps no configuration, and is refused by name")
     with warnings.catch_warnings():

@@ -8,7 +8,7 @@ from llvmlite import ir
 
 from rope_xp._core.dtypes import FLOATS
 
-from .language import DOUBLE, FLOAT, I32, MANY, Int, broadcast, fill, shuffle, unroll
+from .language import DOUBLE, FLOAT, I32, WIDE_STEP, Int, broadcast, fill, shuffle, unroll
 from .plan import KernelKey
 
 
@@ -57,14 +57,14 @@ def narrow(b: Any, v: Any, dtype: str) -> Any:
     if dtype == "bfloat16":
         bits, half = b.bitcast(v, ir.VectorType(I32, lanes)), fill(I32, 16, lanes)
         odd = b.and_(b.lshr(bits, half), fill(I32, 1, lanes))
-        # A NaN keeps its upper half, as its lower one is zero: see default_nan.
+        # A NaN keeps its upper half, as its lower one is zero: see canonicalize_nan.
         upper = b.lshr(b.add(bits, b.add(odd, fill(I32, 0x7FFF, lanes))), half)
         return b.trunc(upper, ir.VectorType(ir.IntType(16), lanes))
     return v
 
 
 # isnan(v) ? NAN : v
-def default_nan(b: Any, v: Any) -> Any:
+def canonicalize_nan(b: Any, v: Any) -> Any:
     """Return a vector whose NaNs have lower halves of zeros, which sums and products hand on."""
     return b.select(b.fcmp_ordered("ord", v, v), v, fill(v.type.element, nan, v.type.count))
 
@@ -96,7 +96,9 @@ def load_angles(cos: Int, sin: Int, inverse: Any, key: KernelKey) -> list[tuple[
     b, vectors = cos.builder, []
     for n, lanes in unroll(key.pairs):
         kind = ir.VectorType(compute_type(key), lanes)
-        c, s = (default_nan(b, (row + n * key.width).load(kind, key.width)) for row in (cos, sin))
+        c, s = (
+            canonicalize_nan(b, (row + n * key.width).load(kind, key.width)) for row in (cos, sin)
+        )
         vectors.append((c, b.select(inverse, b.fneg(s), s)))
     return vectors
 
@@ -123,11 +125,11 @@ def narrow_row(b: Any, row: list[Any], key: KernelKey) -> list[Any]:
 
     The instruction that rounds to bfloat16 takes subnormal numbers for zeros.
     """
-    many = [v for v in row if v.type.count == MANY]
+    many = [v for v in row if v.type.count == WIDE_STEP]
     if not (key.dtype == "bfloat16" and key.rounds_bfloat16 and many):
         return [narrow(b, v, key.dtype) for v in row]
-    bits, subnormal = ir.IntType(MANY), ir.Constant(I32, 0x20)
-    kind = ir.FunctionType(ir.VectorType(ir.IntType(1), MANY), [many[0].type, I32])
+    bits, subnormal = ir.IntType(WIDE_STEP), ir.Constant(I32, 0x20)
+    kind = ir.FunctionType(ir.VectorType(ir.IntType(1), WIDE_STEP), [many[0].type, I32])
     name = "llvm.x86.avx512.fpclass.ps.512"
     classify = b.module.globals.get(name) or ir.Function(b.module, kind, name)
     found = reduce(b.or_, [b.call(classify, [v, subnormal]) for v in many])
@@ -136,7 +138,7 @@ def narrow_row(b: Any, row: list[Any], key: KernelKey) -> list[Any]:
         with by_shifts:
             exact, first = [narrow(b, v, key.dtype) for v in many], b.block
         with by_instruction:
-            rounded = [b.fptrunc(v, ir.VectorType(_BFLOAT16, MANY)) for v in many]
+            rounded = [b.fptrunc(v, ir.VectorType(_BFLOAT16, WIDE_STEP)) for v in many]
             rounded, second = [b.bitcast(v, exact[0].type) for v in rounded], b.block
     results = []
     for pair in zip(exact, rounded, strict=True):

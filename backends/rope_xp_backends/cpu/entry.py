@@ -1,6 +1,6 @@
-"""The way from Python into kernels: a builtin function that LLVM compiles.
+"""The way from Python into kernels: builtin functions that LLVM compiles.
 
-It takes a sixth of the time of ctypes, which for one token takes longer than the kernel.
+They take a sixth of the time of ctypes, which for one token takes longer than the kernel.
 """
 
 import ctypes
@@ -11,11 +11,14 @@ from llvmlite import ir
 from .kernel import ARGUMENTS
 from .language import I32, I64, list_branches
 
-NAME = "invoke"
-_OBJECT, _FASTCALL = ir.PointerType(), 0x80
+INVOKE, READ = "invoke", "read_pointer"
+_OBJECT = ir.PointerType()
+_FLAGS = {INVOKE: 0x80, READ: 0x08}
+"""How Python calls them: METH_FASTCALL, METH_O."""
 PYTHON = {
     "PyLong_AsLongLong": ir.FunctionType(I64, [_OBJECT]),
     "PyLong_FromLongLong": ir.FunctionType(_OBJECT, [I64]),
+    "PyErr_BadArgument": ir.FunctionType(I32, []),
     "PyErr_Occurred": ir.FunctionType(_OBJECT, []),
     "PyEval_SaveThread": ir.FunctionType(_OBJECT, []),
     "PyEval_RestoreThread": ir.FunctionType(ir.VoidType(), [_OBJECT]),
@@ -29,13 +32,16 @@ PYTHON = {
 #     return kernel(a, b, ...);
 # }
 def build_ir() -> ir.Module:
-    """Return the code of a builtin function ``invoke(kernel, releases, *arguments)``.
+    """Return the code of two builtin functions.
 
-    All are integers, of which ``kernel`` is an address; anything else raises Python's own error.
+    ``invoke(kernel, releases, *arguments)`` takes integers, of which ``kernel`` is an address;
+    anything else raises Python's own error. ``read_pointer(x)`` returns the pointer that lies
+    behind the header of an object, whose class is what the function is bound to.
     """
-    module = ir.Module(name=NAME)
+    module = ir.Module(name=INVOKE)
     python = {name: ir.Function(module, kind, name) for name, kind in PYTHON.items()}
-    function = ir.Function(module, ir.FunctionType(_OBJECT, [_OBJECT, _OBJECT, I64]), NAME)
+    _build_read(module, python)
+    function = ir.Function(module, ir.FunctionType(_OBJECT, [_OBJECT, _OBJECT, I64]), INVOKE)
     b, (_, given, _) = ir.IRBuilder(function.append_basic_block()), function.args
 
     def read(i: int) -> Any:
@@ -57,6 +63,25 @@ def build_ir() -> ir.Module:
     return module
 
 
+# PyObject *read_pointer(PyObject *self, PyObject *x) {
+#     if (Py_TYPE(x) != self) return PyErr_BadArgument(), NULL;
+#     return PyLong_FromLongLong(*(int64_t *)(x + 1));
+# }
+def _build_read(module: ir.Module, python: dict[str, ir.Function]) -> None:
+    function = ir.Function(module, ir.FunctionType(_OBJECT, [_OBJECT, _OBJECT]), READ)
+    b, (kind, x) = ir.IRBuilder(function.append_basic_block()), function.args
+
+    def read(word: int) -> Any:
+        place = b.gep(x, [ir.Constant(I32, word)], source_etype=I64)
+        return b.load(place, typ=I64)
+
+    header = object.__basicsize__ // 8
+    with b.if_then(b.icmp_signed("!=", read(header - 1), b.ptrtoint(kind, I64)), likely=False):
+        b.call(python["PyErr_BadArgument"], [])
+        b.ret(ir.Constant(_OBJECT, None))
+    b.ret(b.call(python["PyLong_FromLongLong"], [read(header)]))
+
+
 class _MethodDef(ctypes.Structure):
     """PyMethodDef."""
 
@@ -68,9 +93,10 @@ class _MethodDef(ctypes.Structure):
     )
 
 
-def make_builtin(address: int) -> tuple[Any, object]:
+def make_builtin(name: str, address: int, bound_to: object = None) -> tuple[Any, object]:
     """Return the builtin function at an address, and what must live as long."""
-    definition = _MethodDef(NAME.encode(), address, _FASTCALL, None)
+    definition = _MethodDef(name.encode(), address, _FLAGS[name], None)
     create = ctypes.pythonapi.PyCFunction_NewEx
-    create.restype, create.argtypes = ctypes.py_object, [ctypes.c_void_p] * 3
-    return create(ctypes.addressof(definition), None, None), definition
+    create.restype = ctypes.py_object
+    create.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p]
+    return create(ctypes.addressof(definition), bound_to, None), definition

@@ -4,7 +4,7 @@ Each step is the portable path's, in the same order and without fused multiply-a
 equal in every bit. Arrays may have any strides but along head_dim, which is contiguous.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from llvmlite import ir
 
@@ -25,16 +25,24 @@ from .language import (
     vector_steps,
 )
 from .pairs import build_rotation
-from .plan import FIELDS, OPERAND_FIELDS, TABLES, KernelKey
+from .plan import (
+    CHECK,
+    FIELDS,
+    NO_MEMORY,
+    OPERAND_FIELDS,
+    OUT_OF_RANGE,
+    STREAM,
+    TABLES,
+    KernelKey,
+)
 
 NAME = "rotate"
 ARGUMENTS = (
-    *("params", "start", "stop", "stream", "tables", "q", "k", "q_out", "k_out", "a", "b"),
+    *("params", "start", "stop", "mode", "tables", "q", "k", "q_out", "k_out", "a", "b"),
     *("q_weight", "k_weight", "eps", "weight_offset"),
 )
 ALLOCATE, FREE = "rope_xp_allocate", "rope_xp_free"
 """Functions of the process, as malloc and free."""
-_NO_MEMORY = 1
 
 
 class Block(NamedTuple):
@@ -52,7 +60,8 @@ class Block(NamedTuple):
     cos_sin: CosSin
 
 
-# int64_t rotate(params, start, stop, stream, tables, q, k, q_out, k_out, a, b) {
+# int64_t rotate(params, start, stop, mode, tables, q, k, q_out, k_out, a, b) {
+#     if (mode & CHECK && any position is out of range) return OUT_OF_RANGE;
 #     for (row = start; row < stop; row += n) {
 #         n = min(block, stop - row, length - row % length);
 #         fill cos[n][pairs] and sin[n][pairs] from tables, or from a and b;
@@ -65,8 +74,7 @@ def build_ir(key: KernelKey) -> ir.Module:
 
     ``params`` is the address of the row of a plan, ``tables`` that of the addresses of digit
     tables, and q to b, and weights, are addresses of elements. Rows ``start`` to ``stop`` are batch
-    * tokens. ``stream`` writes results past the caches. eps and the offset of weights are the bits
-    of float64. The function returns 0, or 1 if it cannot allocate scratch.
+    * tokens. eps and the offset of weights are the bits of float64.
     """
     module = ir.Module(name="rope_xp")
     allocate = ir.Function(module, ir.FunctionType(I64, [I64]), ALLOCATE)
@@ -75,17 +83,22 @@ def build_ir(key: KernelKey) -> ir.Module:
     function = ir.Function(module, ir.FunctionType(I64, [I64] * len(ARGUMENTS)), NAME)
     builder = ir.IRBuilder(function.append_basic_block())
     arguments = [Int(builder, v) for v in function.args]
-    plan, start, stop, stream, tables, q, k, q_out, k_out, a, b, q_weight, k_weight, *numbers = (
+    plan, start, stop, mode, tables, q, k, q_out, k_out, a, b, q_weight, k_weight, *numbers = (
         arguments
     )
     params = load_params(plan)
     inputs = a + params["a_skip"], b + params["b_skip"]
+    stream = mode & STREAM
+    with builder.if_then((mode & CHECK).is_nonzero()):
+        outside = _find_out_of_range(params, inputs[0])
+        with builder.if_then(outside, likely=False):
+            builder.ret(ir.Constant(I64, OUT_OF_RANGE))
     # Scratch: cos and sin of a block, and those of one component.
     most, length, sets = params["block"], params["length"], params["needs_select"] + 1
     size = most * (key.pairs * key.width)
     scratch = Int(builder, builder.call(allocate, [(sets * 2 * size).value]))
     with builder.if_then(scratch.is_("==", 0), likely=False):
-        builder.ret(ir.Constant(I64, _NO_MEMORY))
+        builder.ret(ir.Constant(I64, NO_MEMORY))
     cos_sin, of_component = (scratch, scratch + size), (scratch + size * 2, scratch + size * 3)
     use_tables, step = params["use_tables"].is_nonzero(), start.like(key.pairs * key.width)
     copies = params["copies_given"].is_nonzero()
@@ -122,6 +135,29 @@ def build_ir(key: KernelKey) -> ir.Module:
 # --- angles --------------------------------------------------------------------------------------
 
 
+# for (c = 0; c < components; c++)
+#     for (b = 0; b < rows / length; b++)
+#         for (t = 0; t < length; t++)
+#             if (|a[c][b][t]| >= LIMIT) found = |a[c][b][t]|;
+# return found != 0;
+def _find_out_of_range(params: dict[str, Int], positions: Int) -> Any:
+    """Return whether any position of a call is, of all parts: then none of them writes."""
+    builder, zero = positions.builder, positions.like(0)
+    with builder.goto_entry_block():
+        found = Int(builder, builder.ptrtoint(builder.alloca(I64), I64))
+        found.store(zero.value, 8)
+    steps = [params[f"a_{name}"] for name in ("segment", "batch", "token")]
+    counts = params["components"], params["rows"] // params["length"], params["length"]
+    with loop(zero, counts[0]) as c, loop(zero, counts[1]) as b, loop(zero, counts[2]) as t:
+        address = positions + c * steps[0] + b * steps[1] + t * steps[2]
+        distance = abs(address.load_i64())
+        # The absolute value of -2**63 is itself, and no smaller number is out of range.
+        outside = builder.icmp_unsigned(">=", distance.value, ir.Constant(I64, LIMIT))
+        with builder.if_then(outside, likely=False):
+            found.store(distance.value, 8)
+    return found.load_i64().is_nonzero()
+
+
 # for (i = 0; i < tokens; i++)
 #     for (n = 0; n < pairs; n++)
 #         cos[i][n] = a[i][n], sin[i][n] = b[i][n];
@@ -142,13 +178,13 @@ def _copy_given(block: Block, given: list[Int]) -> None:
 # }
 def _look_up(plan: Int, block: Block, scratch: CosSin) -> None:
     """Look up angles segment by segment, as rope_xp._rotation.angles.cos_sin does."""
-    tables = {name: block.tables.peek(i) for i, name in enumerate(TABLES)}
+    tables = {name: block.tables.load_i64(i) for i, name in enumerate(TABLES)}
     block, params = block._replace(params=block.params | tables), block.params
     needs_select = params["needs_select"].is_nonzero()
     cos, sin = (choose(needs_select, y, x) for x, y in zip(block.cos_sin, scratch, strict=True))
     with loop(cos.like(0), params["segments"]) as i:
         bounds = plan + (i * 3 + len(FIELDS)) * 8
-        segment = bounds.peek(0), bounds.peek(1), bounds.peek(2)
+        segment = bounds.load_i64(0), bounds.load_i64(1), bounds.load_i64(2)
         _look_up_segment(block._replace(cos_sin=(cos, sin)), *segment)
         with plan.builder.if_then(needs_select):
             _select_component(block, scratch, *segment)
@@ -181,7 +217,7 @@ def _look_up_segment(block: Block, c: Int, first: Int, end: Int) -> None:
     )
     with loop(first.like(0), block.tokens) as i:
         address = choose(implicit, params["low"], positions + i * params["a_token"])  # readable
-        position = choose(implicit, block.token + i, address.peek())
+        position = choose(implicit, block.token + i, address.load_i64())
         count = abs(position)
         inside = b.and_(position.is_(">", -LIMIT), position.is_("<", LIMIT))
         digits = (

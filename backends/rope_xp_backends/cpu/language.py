@@ -11,16 +11,16 @@ from typing import Any, TypeAlias
 
 from llvmlite import ir
 
-from .plan import FEW, FIELDS
+from .plan import FIELDS, NARROW_STEP
 
 I32, I64 = ir.IntType(32), ir.IntType(64)
 FLOAT, DOUBLE = ir.FloatType(), ir.DoubleType()
 Condition: TypeAlias = Any
 """A value of one bit."""
 _POINTER = ir.PointerType()
-MANY = 16
+WIDE_STEP = 16
 """Pairs rotated at once: one vector of AVX-512, 2 of AVX2 or 4 of NEON to work in parallel. Of the
-rest FEW go together, and the last ones one by one."""
+rest NARROW_STEP go together, and the last ones one by one."""
 
 
 def _operator(name: str) -> Callable[[Int, Int | int], Int]:
@@ -78,7 +78,7 @@ class Int:
         """Write a value to an address, and return the instruction."""
         return self.builder.store(value, self.pointer(), align=alignment)
 
-    def peek(self, index: int = 0) -> Int:
+    def load_i64(self, index: int = 0) -> Int:
         """Return an element of the array of integers at an address."""
         return Int(self.builder, (self + 8 * index).load(I64, 8))
 
@@ -132,8 +132,8 @@ def list_branches(b: Any, condition: Condition) -> Iterator[bool]:
 # for (; n < end; n++) { ... }
 def vector_steps(first: Int, end: Int) -> Iterator[tuple[Int, int]]:
     """Write loops over pairs: yield the first pair of a step, and the number of pairs in it."""
-    many, few = (end - (end - first) % lanes for lanes in (MANY, FEW))
-    for start, stop, lanes in ((first, many, MANY), (many, few, FEW), (few, end, 1)):
+    many, few = (end - (end - first) % lanes for lanes in (WIDE_STEP, NARROW_STEP))
+    for start, stop, lanes in ((first, many, WIDE_STEP), (many, few, NARROW_STEP), (few, end, 1)):
         with loop(start, stop, lanes) as n:
             yield n, lanes
 
@@ -141,7 +141,7 @@ def vector_steps(first: Int, end: Int) -> Iterator[tuple[Int, int]]:
 def unroll(count: int) -> Iterator[tuple[int, int]]:
     """Yield the steps of ``vector_steps`` for a constant length: first component, and number."""
     n = 0
-    for lanes in (MANY, FEW, 1):
+    for lanes in (WIDE_STEP, NARROW_STEP, 1):
         while count - n >= lanes:
             yield n, lanes
             n += lanes
@@ -149,7 +149,7 @@ def unroll(count: int) -> Iterator[tuple[int, int]]:
 
 def load_params(plan: Int) -> dict[str, Int]:
     """Load the numbers of a plan by name. LLVM drops those that a function does not use."""
-    return {name: plan.peek(i) for i, name in enumerate(FIELDS)}
+    return {name: plan.load_i64(i) for i, name in enumerate(FIELDS)}
 
 
 # memcpy(target, source, count);

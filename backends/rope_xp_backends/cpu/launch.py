@@ -6,30 +6,26 @@ import weakref
 from collections.abc import Callable, Sequence
 from ctypes import addressof, c_int64
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeAlias
 
 from rope_xp._core.call import Call, RotationSpec, get_interleaved
-from rope_xp._core.library import DigitTables
 from rope_xp._core.memory import share_elements
+from rope_xp._core.tables import DigitTables
 from rope_xp._dispatch.kernels import Kernels, decline_norm
 
-from .plan import CpuPlan, KernelKey, NormKey
+from .plan import NO_MEMORY, STREAM, CpuPlan, KernelKey, NormKey
 from .threads import run_in_parts
 
-BYTES_A_THREAD = 1 << 21
-"""Waking a second thread takes as long as rotating this many bytes."""
-BYTES_TO_RELEASE = 1 << 15
-"""Larger arrays are rotated while other threads run Python. Smaller ones take a microsecond."""
+ELEMENTS_A_THREAD = 1 << 19
+"""Waking a second thread takes 20 to 60 us, as long as rotating this many elements."""
 BYTES_TO_STREAM = 1 << 25
 """Larger results leave the last cache before they are read, and are written past it."""
 MAX_ROW = 1024
 """Components of a row, of which all are in one block of code."""
 
-_OUT_OF_MEMORY = "out of memory: cannot allocate scratch for cos and sin"
 Kernel: TypeAlias = Callable[..., int]
-Locate: TypeAlias = Callable[[Sequence[Any]], list[int]]
-"""Returns the addresses of the elements of arrays of a library."""
+Locate: TypeAlias = Callable[[Any], int]
+"""Returns the address of the elements of an array of a library."""
 
 
 def _load_compiler() -> Callable[[KernelKey], Kernel]:
@@ -81,8 +77,7 @@ def decline_rows(call: Call) -> str | None:
 
 def locate_tables(tables: DigitTables, locate: Locate) -> Any:
     """Return the addresses of tables as a C array, which kernels read."""
-    located = iter(locate([table for table in tables if table is not None]))
-    addresses = [0 if table is None else next(located) for table in tables]
+    addresses = [0 if table is None else locate(table) for table in tables]
     pointers = (c_int64 * len(addresses))(*addresses)
     object.__setattr__(tables, "pointers", pointers)  # the same whoever sets it
     return pointers
@@ -99,61 +94,58 @@ class CpuLaunch:
     """Returns the maximum number of threads."""
 
     def __call__(
-        self,
-        arrays: tuple[Any, ...],
-        results: tuple[Any, ...],
-        inputs: tuple[Any, ...],
-        tables: DigitTables | None,
-        *,
-        are_apart: bool,
+        self, held: tuple[Any, ...], tables: DigitTables | None, are_apart: bool, mode: int = 0
     ) -> bool:
         """Rotate arrays into results, or return False before anything is written.
 
-        ``inputs`` are weights, then arrays of angles. ``are_apart`` says that no result overlaps
-        anything else that is read or written.
+        ``held`` are arrays, results, weights, then arrays of angles. ``are_apart`` says that no
+        result overlaps anything else that is read or written. ``mode`` is CHECK where positions
+        have not been checked.
         """
-        kernel, plan, held = self.kernel(), self.plan, (*arrays, *results, *inputs)
-        pointers = self.locate(held)
+        kernel, plan, pointers = self.kernel(), self.plan, [*map(self.locate, held)]
         if kernel is None or (0 in pointers and _lack_memory(plan, pointers)):
             return False
-        if not are_apart and _overlap(plan, pointers):
-            return False
+        if not are_apart:
+            for i, j, least, most in plan.overlaps:
+                distance = pointers[j] - pointers[i]
+                if least < distance < most and share_elements(
+                    plan.extents[i], plan.extents[j], distance
+                ):
+                    return False
         pointers.append(0)  # of what is absent
         table_address = 0
         if tables is not None:
             table_address = addressof(tables.pointers or locate_tables(tables, self.locate))
-        stream = plan.bytes >= BYTES_TO_STREAM
-        arguments = stream, table_address, *plan.arrange(pointers), *plan.norm
-        threads = plan.bytes // BYTES_A_THREAD
+        if plan.is_short and plan.elements < ELEMENTS_A_THREAD:
+            arguments = *plan.arrange(pointers), *plan.norm
+            status = kernel(False, plan.addresses[0], 0, plan.rows, mode, table_address, *arguments)
+        else:
+            arguments = table_address, *plan.arrange(pointers), *plan.norm
+            status = self._run_long(kernel, mode, arguments, (held, tables))
+        if status == NO_MEMORY:
+            raise MemoryError("out of memory: cannot allocate scratch for cos and sin")
+        return status == 0
+
+    def _run_long(self, kernel: Kernel, mode: int, arguments: tuple[int, ...], held: object) -> int:
+        """Run other threads of Python meanwhile, and return a status other than 0 if any is."""
+        plan, statuses = self.plan, [0]
+        stream = STREAM if plan.bytes >= BYTES_TO_STREAM else 0
+        if mode:  # check all before any part writes
+            statuses = [kernel(True, params, 0, 0, mode, *arguments) for params in plan.addresses]
+        threads = plan.elements // ELEMENTS_A_THREAD
         if threads > 1:
             threads = min(threads, self.limit())
-        for params in plan.addresses:
-            if threads > 1:
+        for params in plan.addresses if not any(statuses) else ():
+
+            def run(start: int, stop: int, params: int = params, _held: object = held) -> None:
                 # Parts hold the arrays, whose addresses they have.
-                run = partial(_run_kernel, kernel, params, arguments, (held, tables))
-                run_in_parts(run, plan.rows, threads)
-            elif kernel(plan.bytes > BYTES_TO_RELEASE, params, 0, plan.rows, *arguments):
-                raise MemoryError(_OUT_OF_MEMORY)
-        return True
+                statuses.append(kernel(True, params, start, stop, stream, *arguments))
 
-
-def _run_kernel(
-    kernel: Kernel, params: int, arguments: tuple[int, ...], _held: object, start: int, stop: int
-) -> None:
-    if kernel(True, params, start, stop, *arguments):
-        raise MemoryError(_OUT_OF_MEMORY)
+            run_in_parts(run, plan.rows, threads)
+        return max(statuses)
 
 
 def _lack_memory(plan: CpuPlan, pointers: Sequence[int]) -> bool:
     """Return whether an array with elements has no address, as functional tensors have none."""
     extents = zip(pointers, plan.extents, strict=True)
     return any(pointer == 0 and extent.end > extent.start for pointer, extent in extents)
-
-
-def _overlap(plan: CpuPlan, pointers: Sequence[int]) -> bool:
-    """Return whether a result has elements in common with anything else."""
-    for i, j, least, most in plan.overlaps:
-        distance = pointers[j] - pointers[i]
-        if least < distance < most and share_elements(plan.extents[i], plan.extents[j], distance):
-            return True
-    return False

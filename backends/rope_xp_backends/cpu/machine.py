@@ -19,6 +19,8 @@ _CODE = {"opt": 3, "codemodel": "jitdefault", "jit": True}
 _unused: list[Any] = []
 """Engines of kernels that nobody holds. Only compiling frees them, which forks wait for: a child
 could not use LLVM if another thread was in it at the fork."""
+_builtins: list[object] = []
+"""What must live as long as builtin functions."""
 
 
 def compile_kernel(key: KernelKey) -> Callable[..., int]:
@@ -33,16 +35,35 @@ def compile_kernel(key: KernelKey) -> Callable[..., int]:
         raise RuntimeError(msg)
     _unused.clear()
     engine = _load(_parse(key, host[2]), host)
-    kernel = partial(_get_invoke(host)[0], engine.get_function_address(NAME))
+    kernel = partial(_get_invoke(host), engine.get_function_address(NAME))
     weakref.finalize(kernel, _unused.append, engine).atexit = False
     return kernel
 
 
 @cache
-def _get_invoke(host: tuple[str, str, str]) -> tuple[Any, ...]:
-    """Return the builtin function that calls kernels, and what must live as long."""
-    engine = _load(_verify(entry.build_ir()), host)
-    return *entry.make_builtin(engine.get_function_address(entry.NAME)), engine
+def get_pointer_reader(kind: type) -> Callable[[object], int]:
+    """Return a function that returns the pointer behind the header of an object of a class."""
+    engine = _load_builtins(_describe_host())
+    reader, held = entry.make_builtin(
+        entry.READ, engine.get_function_address(entry.READ), bound_to=kind
+    )
+    _builtins.append((held, engine))
+    return reader  # type: ignore[no-any-return]  # a builtin function
+
+
+@cache
+def _get_invoke(host: tuple[str, str, str]) -> Any:
+    """Return the builtin function that calls kernels."""
+    engine = _load_builtins(host)
+    invoke, held = entry.make_builtin(entry.INVOKE, engine.get_function_address(entry.INVOKE))
+    _builtins.append((held, engine))
+    return invoke
+
+
+@cache
+def _load_builtins(host: tuple[str, str, str]) -> Any:
+    """Return the engine of builtin functions."""
+    return _load(_verify(entry.build_ir()), host)
 
 
 def _load(module: Any, host: tuple[str, str, str]) -> Any:

@@ -11,7 +11,7 @@ from llvmlite import ir
 from rope_xp._core.dtypes import FLOATS
 from rope_xp._rotation.norm import LANES
 
-from .elements import ELEMENTS, compute_type, convert, default_nan, load_pairs, narrow
+from .elements import ELEMENTS, canonicalize_nan, compute_type, convert, load_pairs, narrow
 from .language import DOUBLE, FLOAT, I32, I64, Int, broadcast, fill, shuffle, unroll
 from .plan import KernelKey, NormKey
 
@@ -27,7 +27,7 @@ class Row(NamedTuple):
     """First and second components."""
     before: list[Any]
     """Components before the rotated slice."""
-    behind: list[Any]
+    after: list[Any]
 
 
 def load_row(row: Int, dtype: str, key: KernelKey, norm: NormKey) -> Row:
@@ -40,8 +40,8 @@ def load_row(row: Int, dtype: str, key: KernelKey, norm: NormKey) -> Row:
             yield convert(b, v, dtype, key, lanes)
 
     pairs = [load_pairs(row, n, dtype, key, lanes) for n, lanes in unroll(key.pairs)]
-    behind = load(2 * key.pairs, norm.behind)
-    return Row(pairs, list(load(-norm.before, norm.before)), list(behind))
+    after = load(2 * key.pairs, norm.after)
+    return Row(pairs, list(load(-norm.before, norm.before)), list(after))
 
 
 def load_weights(weight: Int, offset: Int, key: KernelKey, norm: NormKey) -> Row | None:
@@ -51,13 +51,13 @@ def load_weights(weight: Int, offset: Int, key: KernelKey, norm: NormKey) -> Row
 
     def add_offset(vectors: Iterable[Any]) -> list[Any]:
         sums = [b.fadd(v, broadcast(b, addend, v.type.count)) for v in vectors]
-        return [default_nan(b, v) for v in sums]
+        return [canonicalize_nan(b, v) for v in sums]
 
     b, first = weight.builder, weight + norm.before * FLOATS[norm.weight]
     addend = b.bitcast(offset.value, DOUBLE)
     addend = addend if key.double else b.fptrunc(addend, FLOAT)
-    pairs, before, behind = load_row(first, norm.weight, key, norm)
-    return Row([(*add_offset(halves),) for halves in pairs], add_offset(before), add_offset(behind))
+    pairs, before, after = load_row(first, norm.weight, key, norm)
+    return Row([(*add_offset(halves),) for halves in pairs], add_offset(before), add_offset(after))
 
 
 def allocate_factors(b: Any, key: KernelKey) -> Int:
@@ -70,8 +70,8 @@ def allocate_factors(b: Any, key: KernelKey) -> Int:
 def store_factor(x: Int, factor: Int, eps: Int, key: KernelKey, norm: NormKey) -> None:
     """Store the factor of the row at address x. ``eps`` holds the bits of a float64."""
     b, row = x.builder, load_row(x, key.dtype, key, norm)
-    length = 2 * key.pairs + norm.before + norm.behind
-    parts = [*zip(*row.pairs, strict=True), row.before, row.behind]
+    length = 2 * key.pairs + norm.before + norm.after
+    parts = [*zip(*row.pairs, strict=True), row.before, row.after]
     total, *others = [_sum_in_lanes(b, part) for part in parts if part]
     for other in others:
         total = b.fadd(total, other)
@@ -91,7 +91,7 @@ def store_factor(x: Int, factor: Int, eps: Int, key: KernelKey, norm: NormKey) -
 def scale_rest(
     x: Int, y: Int, weights: Row | None, factor: Any, key: KernelKey, norm: NormKey
 ) -> None:
-    """Normalize the components before and behind the rotated slice."""
+    """Normalize the components before and after the rotated slice."""
     b, row = x.builder, load_row(x, key.dtype, key, norm)
     for part, start in ((1, -norm.before), (2, 2 * key.pairs)):
         n = start

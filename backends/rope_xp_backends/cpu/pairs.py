@@ -20,7 +20,7 @@ from .elements import (
 )
 from .language import (
     I64,
-    MANY,
+    WIDE_STEP,
     Int,
     copy,
     least,
@@ -44,7 +44,7 @@ LINE = 64
 #     for (t = 0; t < tokens; t++) {            the loop over heads is outside where tokens of a
 #         load cos[t] and sin[t];               head lie closer together than heads of a token
 #         for (h = 0; h < heads; h++) {
-#             if (x != y) copy what lies before and behind the rotated slice;
+#             if (x != y) copy what lies before and after the rotated slice;
 #             rotate x[t][h] into y[t][h];
 #         }
 #     }
@@ -63,18 +63,18 @@ def build_rotation(module: ir.Module, key: KernelKey) -> ir.Function:
     )
     weight, eps, weight_offset = of_norm
     params = load_params(row)
-    field = {name: operand.peek(i) for i, name in enumerate(OPERAND_FIELDS)}
-    before, behind = params["before"], params["behind"]
+    field = {name: operand.load_i64(i) for i, name in enumerate(OPERAND_FIELDS)}
+    before, after = params["before"], params["after"]
     x, y = x + field["x_skip"], y + field["y_skip"]
-    apart = x.is_("!=", y)
-    rest = before + behind if key.norm is None or not key.norm.has_rest else before.like(0)
-    copies_rest = b.and_(rest.is_(">", 0), apart)
+    out_of_place = x.is_("!=", y)
+    rest = before + after if key.norm is None or not key.norm.has_rest else before.like(0)
+    copies_rest = b.and_(rest.is_(">", 0), out_of_place)
     x0 = x + batch * field["x_batch"] + token * field["x_token"] + before
     y0 = y + batch * field["y_batch"] + token * field["y_token"] + before
     size = 2 * key.pairs * key.size
     strides = y0 | field["y_batch"] | field["y_token"] | field["y_head"] | key.pairs * key.size
     aligned = b.and_(stream.is_nonzero(), (strides % STREAM_ALIGNMENT).is_("==", 0))
-    streams = b.and_(aligned, apart)
+    streams = b.and_(aligned, out_of_place)
     tokens_first = abs(field["x_head"]).is_("<=", abs(field["x_token"]))
     # The processor predicts what is read next, but for slices, as of a fused projection, which take
     # up to 1.7 times as long without prefetching. It helps long arrays too.
@@ -97,7 +97,7 @@ def build_rotation(module: ir.Module, key: KernelKey) -> ir.Function:
                 x_row, y_row = source + j * step, target + j * step_out
                 with b.if_then(copies_rest):
                     copy(y_row - before, x_row - before, before)
-                    copy(y_row + size, x_row + size, behind)
+                    copy(y_row + size, x_row + size, after)
                 if outer == "token" and not stream:
                     with b.if_then(prefetches):
                         for start in range(0, size, LINE):
@@ -140,7 +140,7 @@ def _rotate_row(
             halves = [(b.fmul(x1, w1), b.fmul(x2, w2)) for (x1, x2), (w1, w2) in pairs]
         rotated = rotate(b, halves, angles[first:last], factor, key)
         for (_, (n, lanes)), rounded in zip(group, rotated, strict=True):
-            store_pairs(rounded, y, n, key, lanes, stream=stream and lanes == MANY)
+            store_pairs(rounded, y, n, key, lanes, stream=stream and lanes == WIDE_STEP)
 
 
 # for (first = 0; first < count; first += ROWS)

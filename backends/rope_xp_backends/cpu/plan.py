@@ -18,23 +18,39 @@ from rope_xp._core.memory import (
     measure_extent,
 )
 
-FEW = 8
+NARROW_STEP = 8
 """Pairs of the smallest vector step, but for the last ones of a head."""
 BLOCK = 64
 """Tokens whose cos and sin stay in the first cache: 32 KB at head_dim 128."""
-APART_FROM_BYTES = 1 << 22
-HELD_BYTES = 1 << 21
+BYTES_TO_RELEASE = 1 << 15
+"""Larger arrays are rotated while other threads run Python. Smaller ones take a microsecond."""
+STREAMED_MIN_BYTES = 1 << 22
+STREAMED_BLOCK_BYTES = 1 << 21
 """Bytes of cos and sin of a thread (twice as many with mixed components), where tokens of a head
-are adjacent, heads far apart, and arrays have ``APART_FROM_BYTES``: reading many tokens in a row
+are adjacent, heads far apart, and arrays have ``STREAMED_MIN_BYTES``: reading many tokens in a row
 streams memory, and fills a new page soon after the kernel zeroed it. 4096 tokens at head_dim 128,
 in float32, take 0.7 of the time of 64 on one core and two of Zen 4."""
+STREAM, CHECK = 1, 2
+"""Bits of a kernel's mode: to write results past the caches, and to check positions first."""
+NO_MEMORY, OUT_OF_RANGE = 1, 2
+"""What a kernel returns that has written nothing; else 0."""
 OPERAND_FIELDS = (
     *("heads", "x_batch", "x_token", "x_head", "x_skip", "y_batch", "y_token", "y_head", "y_skip"),
 )
 TABLES = ("low", "middle", "high", "frequencies", "component")
 """Addresses of tables, in the order of DigitTables."""
 FIELDS = (
-    *("length", "block", "inverse", "negate_given", "copies_given", "before", "behind"),
+    *(
+        "rows",
+        "length",
+        "components",
+        "block",
+        "inverse",
+        "negate_given",
+        "copies_given",
+        "before",
+        "after",
+    ),
     *("use_tables", "implicit_positions", "has_fraction", "segments", "needs_select"),
     *("a_skip", "a_batch", "a_token", "a_segment", "b_skip", "b_batch", "b_token", "b_segment"),
     *(f"q_{name}" for name in OPERAND_FIELDS),
@@ -52,12 +68,12 @@ class NormKey(NamedTuple):
     """The dtype of weights, "" for none."""
     before: int
     """Normalized components before the rotated slice."""
-    behind: int
+    after: int
 
     @property
     def has_rest(self) -> bool:
         """Whether components outside the slice are normalized too."""
-        return self.before + self.behind > 0
+        return self.before + self.after > 0
 
 
 class KernelKey(NamedTuple):
@@ -122,6 +138,10 @@ class CpuPlan:
     """Batch times tokens of a kernel call."""
     bytes: int
     """Of all arrays, without results."""
+    elements: int
+    """Of the same."""
+    is_short: bool
+    """Whether one kernel call rotates all, and takes less time than to let other threads run."""
     extents: tuple[Extent, ...]
     """Of arrays, results, weights, then angles, around the addresses that a launch is given."""
     overlaps: tuple[tuple[int, int, int, int], ...]
@@ -161,10 +181,12 @@ def build_plan(
             numbers[f"{name}_x_head"], numbers[f"{name}_y_head"] = step, y.strides[axes.heads]
             heads_apart |= x.shape[axes.heads] > 1 and abs(step) > abs(token.steps[2 * i])
     block = BLOCK
-    if heads_apart and sum(sizes) >= APART_FROM_BYTES:
-        block = max(BLOCK, HELD_BYTES // (2 * max(itemsize, 4) * pairs))
+    if heads_apart and sum(sizes) >= STREAMED_MIN_BYTES:
+        block = max(BLOCK, STREAMED_BLOCK_BYTES // (2 * max(itemsize, 4) * pairs))
     segments, needs_select = split_segments(angles.component, pairs)
     numbers |= {
+        "rows": batch.length * token.length,
+        "components": max(angles.component, default=0) + 1,
         "length": token.length,
         "block": min(block, token.length),
         "inverse": spec.inverse,
@@ -172,7 +194,7 @@ def build_plan(
         "copies_given": not use_tables
         and any(a.strides[-1] != max(itemsize, 4) for a in angles.layouts),
         "before": spec.rotary_offset * itemsize,
-        "behind": (arrays[0].shape[-1] - spec.rotary_offset - 2 * pairs) * itemsize,
+        "after": (arrays[0].shape[-1] - spec.rotary_offset - 2 * pairs) * itemsize,
         "use_tables": use_tables,
         "implicit_positions": not angles.layouts,
         "has_fraction": use_tables and len(angles.layouts) > 1,
@@ -191,7 +213,7 @@ def build_plan(
         fields = [numbers.get(name, 0) for name in FIELDS]
         params.append(np.array([*fields, *(n for segment in segments for n in segment)], np.int64))
     addresses = tuple([row.ctypes.data for row in params])
-    rows, n = batch.length * token.length, len(operands)
+    rows, n = numbers["rows"], len(operands)
     layouts = *(operand.x for operand in operands), *(operand.y for operand in operands)
     extents = *(measure_extent(*layout, itemsize) for layout in layouts), *inputs
     results = range(n, 2 * n)
@@ -205,6 +227,8 @@ def build_plan(
         addresses,
         rows,
         sum(sizes),
+        sum(sizes) // itemsize,
+        sum(sizes) <= BYTES_TO_RELEASE and len(params) == 1,
         extents,
         tuple(overlaps),
         _arrange_arguments(n, len(inputs) - len(angles.layouts), len(angles.layouts)),
@@ -236,5 +260,5 @@ def split_segments(component: Sequence[int], pairs: int) -> tuple[list[tuple[int
     if len(starts) > components:
         return [(c, 0, pairs) for c in range(components)], True
     # In whole vector steps: the next segment overwrites the surplus.
-    ends = [a + -(-(b - a) // FEW) * FEW for a, b in pairwise([*starts, pairs])]
+    ends = [a + -(-(b - a) // NARROW_STEP) * NARROW_STEP for a, b in pairwise([*starts, pairs])]
     return [(component[a], a, min(b, pairs)) for a, b in zip(starts, ends, strict=True)], False

@@ -15,7 +15,7 @@ from threading import Thread
 
 from rope_xp._core.caches import cached
 from rope_xp._core.errors import RopeError
-from rope_xp._core.forks import QUICK
+from rope_xp._core.forks import DICT_LOCK
 from rope_xp._core.signals import defer_interrupts
 
 SIGNALS = 16
@@ -35,7 +35,7 @@ def limit(*, openmp: bool = True) -> int:
     setting = os.environ.get("ROPE_XP_NUM_THREADS", "")
     if setting:
         if not setting.isdecimal() or int(setting) < 1:
-            msg = f"ROPE_XP_NUM_THREADS is {setting!r}; give a whole number from 1, or unset it"
+            msg = f"ROPE_XP_NUM_THREADS is {setting!r}; give an integer of at least 1, or unset it"
             raise RopeError(msg)
         return int(setting)
     # One number for each level of nested loops; OpenMP reports bad ones.
@@ -132,7 +132,7 @@ def _call_workers(job: _Job, number: int) -> None:
 def _start_workers(number: int) -> None:
     """Start workers until there are so many, or until the system lets no more threads start."""
     # Else a handler's RuntimeError would be taken for that of a thread.
-    with QUICK, defer_interrupts(), suppress(RuntimeError):
+    with DICT_LOCK, defer_interrupts(), suppress(RuntimeError):
         while len(_workers) < number:
             name = f"rope_xp_{len(_workers)}"
             # A daemon: the interpreter does not wait for it at exit.

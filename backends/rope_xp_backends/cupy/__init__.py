@@ -7,6 +7,6 @@ from rope_xp._core.versions import check_version
 check_version("cupy")
 
 from .library import Cupy  # noqa: E402  # an older version fails there without a reason
-from .paths import Cuda  # noqa: E402  # likewise
+from .paths import Cuda  # noqa: E402  # it imports .library
 
 BACKEND = Cupy("cupy", xp, (Cuda(),))

@@ -7,8 +7,8 @@ import cupy
 import numpy as np
 
 from rope_xp._core.caches import pin
-from rope_xp._core.library import DigitTables, TableKey
 from rope_xp._core.memory import ACCESS, Memory
+from rope_xp._core.tables import DigitTables, TableKey
 from rope_xp._dispatch.backend import Backend
 from rope_xp._dispatch.call_cache import Arrays
 

@@ -6,8 +6,8 @@ from typing import Any
 import cupy
 
 from rope_xp._core.call import Call
-from rope_xp._core.library import DigitTables
 from rope_xp._core.path import Path
+from rope_xp._core.tables import DigitTables
 from rope_xp._dispatch.call_cache import Arrays, CallSignature, Launch, guard_overlap
 from rope_xp._dispatch.kernels import Kernels
 from rope_xp_backends.gpu import cuda, relaxed_capture

@@ -7,6 +7,6 @@ from rope_xp._core.versions import check_version
 check_version("dask")
 
 from .library import Dask  # noqa: E402  # an older version fails there without a reason
-from .paths import Blockwise  # noqa: E402  # likewise
+from .paths import Blockwise  # noqa: E402  # it imports .library
 
 BACKEND = Dask("dask", xp, (Blockwise(),))

@@ -13,12 +13,13 @@ import dask.array as da
 import numpy as np
 from dask.array.utils import meta_from_array
 
-from rope_xp._arguments import messages
+from rope_xp._arguments import checks
 from rope_xp._core.caches import cached
 from rope_xp._core.call import AngleSource, CosSin, RelativeAngles, TableLookup
 from rope_xp._core.dtypes import numpy_name
-from rope_xp._core.library import DigitTables, TableKey, count_components
 from rope_xp._core.numbers import ROTATED, check_known
+from rope_xp._core.protocols import count_components
+from rope_xp._core.tables import DigitTables, TableKey
 from rope_xp._core.typing import Array
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
@@ -175,4 +176,4 @@ def _move(backend: Backend, block: Array, x: Array) -> Array:
         return block
     if owner.host:
         return backend.asarray(block, backend.device(x))
-    raise messages.different_libraries("a block", backend, "its positions", owner)
+    raise checks.different_libraries("a block", backend, "its positions", owner)

@@ -291,7 +291,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS(SOURCE, NORM))
         from = to = static_cast<int>((lane - a.turning) * ACCESS);
         if (from >= a.before) from = to = from + static_cast<int>(a.turned);
       }
-      const int apart = static_cast<int>(a.pairs) * SIZE;
+      const int half_stride = static_cast<int>(a.pairs) * SIZE;
       const char *const q = a.q + outer * of_outer.q + inner * of_inner.q + from;
       const char *const k = a.k + outer * of_outer.k + inner * of_inner.k + from;
 
@@ -301,7 +301,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS(SOURCE, NORM))
             head < q_heads ? q + head * a.q_head : k + (head - q_heads) * a.k_head;
 #pragma unroll
         for (int i = 0; i < WORDS; ++i) {
-          const char *const from = x + i * (INTERLEAVED_IN ? ACCESS : apart);
+          const char *const from = x + i * (INTERLEAVED_IN ? ACCESS : half_stride);
           if (i == 0 || turning) words[i] = read<W, !IN_PLACE>(from);
         }
       };
@@ -348,7 +348,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS(SOURCE, NORM))
 #pragma unroll
               for (int i = 0; i < WORDS && weight != nullptr; ++i) {
                 weights[i] = read_constant<W>(weight + from - a.before +
-                                              i * (INTERLEAVED_IN ? ACCESS : apart));
+                                              i * (INTERLEAVED_IN ? ACCESS : half_stride));
               }
             }
             turn<T, INTERLEAVED_IN, INTERLEAVED_OUT, NORM>(results, words[u], cos, sin, weights,
@@ -361,7 +361,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS(SOURCE, NORM))
           if (turning) {
 #pragma unroll
             for (int i = 0; i < WORDS; ++i) {
-              *reinterpret_cast<W *>(y + i * (INTERLEAVED_OUT ? ACCESS : apart)) = results[i];
+              *reinterpret_cast<W *>(y + i * (INTERLEAVED_OUT ? ACCESS : half_stride)) = results[i];
             }
           } else if (!(head < q_heads ? a.q == a.q_out : a.k == a.k_out)) {
             *reinterpret_cast<W *>(y) = results[0];

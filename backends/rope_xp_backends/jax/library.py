@@ -13,7 +13,7 @@ from rope_xp._arguments.positions import read_rows
 from rope_xp._core.caches import cached
 from rope_xp._core.call import UNKNOWN, TableLookup
 from rope_xp._core.errors import RopeError
-from rope_xp._core.library import DigitTables, TableKey
+from rope_xp._core.tables import DigitTables, TableKey
 from rope_xp._dispatch.backend import Backend
 from rope_xp._rotation.tables import host_tables
 

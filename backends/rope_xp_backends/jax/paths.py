@@ -17,8 +17,9 @@ from rope_xp._core.call import (
     TableLookup,
     get_interleaved,
 )
-from rope_xp._core.library import TREES, DigitTables
 from rope_xp._core.path import Path
+from rope_xp._core.pytrees import PYTREE_CLASSES
+from rope_xp._core.tables import DigitTables
 from rope_xp._rotation import portable
 
 # A call is a pytree: arrays are traced, the rest is static and part of jit's cache key. Table keys
@@ -31,7 +32,7 @@ for kind, arrays, plain, dropped in (
     (DigitTables, [*DigitTables.__match_args__], [], ["pointers", ("pointers",)]),
     (CosSin, ["cos", "sin"], [], []),
     (RelativeAngles, ["new", "old"], [], []),
-    *((kind, [*arrays], [*plain], []) for kind, arrays, plain in TREES),
+    *((kind, [*arrays], [*plain], []) for kind, arrays, plain in PYTREE_CLASSES),
 ):
     jax.tree_util.register_dataclass(kind, arrays, plain, dropped)
 
@@ -63,7 +64,7 @@ class JitGpu(Jit):
         platform = jax.default_backend() if device is None else device.platform
         if forced or platform == "gpu":
             return None
-        return f"it is spelled for GPUs, and this runs on a {platform}"
+        return f"it is written for GPUs; these arrays are on the {platform.upper()}"
 
 
 def rotate_for_gpu(

@@ -1,22 +1,23 @@
 """From numpy arrays to kernels: plans, and addresses of elements."""
 
-import ctypes
 import sys
 import weakref
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from functools import cache
+from operator import is_
+from typing import TypeAlias
 
 import numpy as np
 
 from rope_xp._core.call import Call, CosSin, RotationSpec, TableLookup
-from rope_xp._core.library import DigitTables
 from rope_xp._core.memory import StridedLayout, measure_extent
 from rope_xp._core.path import PathUnavailable
+from rope_xp._core.tables import DigitTables
 from rope_xp._dispatch.call_cache import CallSignature
+from rope_xp._dispatch.recent_calls import RecentLaunch
 from rope_xp_backends.cpu import threads
-from rope_xp_backends.cpu.launch import CpuLaunch, Kernel
-from rope_xp_backends.cpu.plan import AngleLayouts, InOut, build_plan
+from rope_xp_backends.cpu.launch import CpuLaunch, Kernel, Locate
+from rope_xp_backends.cpu.plan import CHECK, AngleLayouts, InOut, build_plan
 
 LONG = 64
 """A longer axis repays a loop over the others in Python."""
@@ -26,26 +27,24 @@ COLUMNS = 8
 Arrays = tuple[np.ndarray, ...]
 Angles: TypeAlias = TableLookup | CosSin
 _ARRAY = np.ndarray
-_HEADER = object.__basicsize__
-_read = ctypes.c_void_p.from_address
-_PROBE = np.empty(1)
-_HAS_POINTER = (
-    sys.implementation.name == "cpython" and _read(id(_PROBE) + _HEADER).value == _PROBE.ctypes.data
-)
 
 
-def locate(arrays: Sequence[np.ndarray]) -> list[int]:
-    """Return the addresses of the elements of arrays, for all kernels.
+def _find_pointer(x: np.ndarray) -> int:
+    return x.ctypes.data
 
-    CPython has it as the first field of an ndarray behind the object's header, where it is read in
-    a tenth of the time of ``x.ctypes.data``.
+
+@cache
+def load_locate() -> Locate:
+    """Return the function that returns the address of the elements of an array.
+
+    CPython has it as the first field of an ndarray behind the object's header, where it is read
+    in a thirtieth of the time of ``x.ctypes.data``.
     """
-    pointers: list[Any] = []
-    for x in arrays:
-        if type(x) is not _ARRAY:
-            raise TypeError(f"a kernel reads a numpy.ndarray; got {type(x).__name__}")
-        pointers.append(_read(id(x) + _HEADER).value if _HAS_POINTER else x.ctypes.data)
-    return pointers
+    from rope_xp_backends.cpu import machine
+
+    read, probe = machine.get_pointer_reader(_ARRAY), np.empty(1)
+    known = sys.implementation.name == "cpython" and read(probe) == _find_pointer(probe)
+    return read if known else _find_pointer
 
 
 def rotate(kernel: Kernel, call: Call, out: Arrays, source: Angles) -> None:
@@ -58,7 +57,7 @@ def rotate(kernel: Kernel, call: Call, out: Arrays, source: Angles) -> None:
     weights, rows = get_weights(call), get_angle_inputs(source)
     tables = source.tables if isinstance(source, TableLookup) else None
     launch = plan_launch(kernel, arrays, results, weights, rows, source, call.spec)
-    if not launch(arrays, results, weights + rows, tables, are_apart=True):
+    if not launch(arrays + results + weights + rows, tables, True):
         raise PathUnavailable("an array has no memory")
     for y, result in zip(out, results, strict=True):
         if result is not y:
@@ -86,7 +85,7 @@ def plan_launch(
         angles = AngleLayouts(tables.frequencies.shape[0], layouts, True, component)
     inputs = [measure_extent(x.shape, x.strides, x.itemsize) for x in weights + rows]
     plan = build_plan(operands, angles, spec, arrays[0].itemsize, inputs)
-    return CpuLaunch(weakref.ref(kernel), plan, locate, threads.limit)
+    return CpuLaunch(weakref.ref(kernel), plan, load_locate(), threads.limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,14 +98,63 @@ class NumpyLaunch:
 
     def __call__(self, signature: CallSignature, tables: DigitTables | None) -> Arrays | None:
         _, arrays, weights, angle_inputs, out = signature
+        return self._launch(arrays, out, weights + angle_inputs, tables)
+
+    def _launch(
+        self,
+        arrays: Arrays,
+        out: Arrays | None,
+        inputs: Arrays,
+        tables: DigitTables | None,
+        mode: int = 0,
+    ) -> Arrays | None:
         results = out
         if results is None and self.contiguous:
             results = tuple([np.empty(x.shape, x.dtype) for x in arrays])
         elif results is None:
             results = tuple([np.empty_like(x) for x in arrays])
-        inputs = weights + angle_inputs
-        launched = self.run(arrays, results, inputs, tables, are_apart=out is None)
-        return results if launched else None
+        held = arrays + results + inputs
+        return results if self.run(held, tables, out is None, mode) else None
+
+    def recognize(self, signature: CallSignature, given: Arrays) -> RecentLaunch | None:
+        """Return a launch for calls on arrays like those of a signature and ``given`` angles."""
+        _, arrays, weights, angle_inputs, out = signature
+        converts = _converts_positions(given, angle_inputs)
+        if converts is None or not self.run.plan.rows:
+            return None
+        operands = arrays + weights + given
+        apart = out is not None and not all(map(is_, arrays, out))
+        if apart:
+            operands += out  # type: ignore[operator]  # not None here
+        layouts = [(x.dtype, x.shape, x.strides, x.flags.num) for x in operands]
+        mode = CHECK if len(angle_inputs) == 1 else 0
+
+        def run(
+            arrays: Arrays, out: Arrays | None, inputs: Arrays, tables: DigitTables | None
+        ) -> Arrays | None:
+            operands = arrays + inputs + out if apart else arrays + inputs  # type: ignore[operator]  # not None then
+            if len(operands) != len(layouts):
+                return None
+            for x, (dtype, shape, strides, flags) in zip(operands, layouts, strict=False):
+                if type(x) is not _ARRAY or x.dtype != dtype or x.shape != shape:
+                    return None
+                if x.strides != strides or x.flags.num != flags:
+                    return None
+            if converts:
+                inputs = *inputs[:-1], inputs[-1].astype(np.int64)
+            return self._launch(arrays, out, inputs, tables, mode)
+
+        return run
+
+
+def _converts_positions(given: Arrays, angle_inputs: Arrays) -> bool | None:
+    """Return whether int32 is given where kernels read int64, None if they read anything else."""
+    if len(given) == len(angle_inputs) and all(map(is_, given, angle_inputs)):
+        return False
+    if len(given) != 1 or type(given[0]) is not _ARRAY or len(angle_inputs) != 1:
+        return None
+    narrow = given[0].dtype == np.int32 and given[0].flags.c_contiguous
+    return True if narrow and given[0].shape == angle_inputs[0].shape else None
 
 
 def get_weights(call: Call) -> Arrays:

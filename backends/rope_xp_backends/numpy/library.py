@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from rope_xp._arguments.positions import read_rows
-from rope_xp._core.library import DigitTables, TableKey
 from rope_xp._core.memory import Memory
+from rope_xp._core.tables import DigitTables, TableKey
 from rope_xp._dispatch.backend import Backend
 from rope_xp._rotation.tables import host_tables
 

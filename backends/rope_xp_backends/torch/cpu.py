@@ -1,8 +1,9 @@
 """torch's operator on CPUs: from tensors to LLVM kernels on the tensors' own memory."""
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from operator import is_
 from typing import Any, NamedTuple
 
 import torch
@@ -10,14 +11,16 @@ import torch
 from rope_xp._core.caches import cached
 from rope_xp._core.call import NormSpec
 from rope_xp._core.errors import RopeError
-from rope_xp._core.library import DigitTables
 from rope_xp._core.memory import Ints, StridedLayout, measure_extent
 from rope_xp._core.path import PathUnavailable
+from rope_xp._core.tables import DigitTables
 from rope_xp._dispatch.call_cache import CallSignature
+from rope_xp._dispatch.recent_calls import RecentLaunch
 from rope_xp_backends.cpu import threads
 from rope_xp_backends.cpu.launch import KERNELS, MAX_ROW, CpuLaunch, build_kernel_key
-from rope_xp_backends.cpu.plan import AngleLayouts, CpuPlan, InOut, KernelKey, build_plan
+from rope_xp_backends.cpu.plan import CHECK, AngleLayouts, CpuPlan, InOut, KernelKey, build_plan
 
+from . import private
 from .library import NAMES, Tensors
 from .op_args import (
     HUGE_BYTES,
@@ -55,12 +58,74 @@ class LLVMLaunch:
     def __call__(self, signature: CallSignature, tables: DigitTables | None) -> Tensors | None:
         _, arrays, weights, angle_inputs, out = signature
         results = tuple([self.allocate(x) for x in arrays]) if out is None else out
-        inputs = weights + angle_inputs
-        if not self.run(arrays, results, inputs, tables, are_apart=out is None):
+        if not self.run(arrays + results + weights + angle_inputs, tables, out is None):
             return None
         if out is not None:
             bump_versions(out)
         return results
+
+    def recognize(self, signature: CallSignature, given: Tensors) -> RecentLaunch | None:
+        """Return a launch for calls on tensors like those of a signature and ``given`` angles."""
+        _, arrays, weights, angle_inputs, out = signature
+        converts = _converts_positions(given, angle_inputs)
+        recorded = torch.is_grad_enabled() and arrays[0].requires_grad
+        if converts is None or recorded or not self.run.plan.rows:
+            return None
+        operands = arrays + weights + given
+        apart = out is not None and not all(map(is_, arrays, out))
+        if apart:
+            operands += out  # type: ignore[operator]  # not None here
+        layouts = [
+            (type(x), x.dtype, x.shape, None if x.is_contiguous() else x.stride()) for x in operands
+        ]
+        mode = CHECK if len(angle_inputs) == 1 else 0
+        launch, allocate, strided = self.run, self.allocate, torch.strided
+        is_observed, is_recorded = private.is_observed, torch.is_grad_enabled
+
+        def run(
+            arrays: Tensors, out: Tensors | None, inputs: Tensors, tables: DigitTables | None
+        ) -> Tensors | None:
+            operands = arrays + inputs + out if apart else arrays + inputs  # type: ignore[operator]  # not None then
+            if len(operands) != len(layouts) or is_observed():
+                return None
+            # No function for a tensor: a call takes as long as two attributes.
+            for x, (kind, dtype, shape, strides) in zip(operands, layouts, strict=False):
+                if (
+                    type(x) is not kind
+                    or x.dtype is not dtype
+                    or not x.is_cpu
+                    or x.is_nested
+                    or x.layout is not strided
+                    or x.shape != shape
+                    or (x.stride() != strides if strides else not x.is_contiguous())
+                    or x.is_neg()
+                    or (x.requires_grad and is_recorded())
+                ):
+                    return None
+            if converts:
+                inputs = *inputs[:-1], inputs[-1].to(torch.int64)
+            if out is None:
+                results = tuple([allocate(x) for x in arrays])
+                held = arrays + results + inputs
+                return results if launch(held, tables, True, mode) else None
+            if True in map(torch.Tensor.is_inference, out):
+                return None
+            if not launch(arrays + out + inputs, tables, False, mode):
+                return None
+            private.increment_versions(out)
+            return out
+
+        return run
+
+
+def _converts_positions(given: Tensors, angle_inputs: Tensors) -> bool | None:
+    """Return whether int32 is given where kernels read int64, None if they read anything else."""
+    if len(given) == len(angle_inputs) and all(map(is_, given, angle_inputs)):
+        return False
+    if len(given) != 1 or type(given[0]) is not torch.Tensor or len(angle_inputs) != 1:
+        return None
+    narrow = given[0].dtype is torch.int32 and given[0].is_contiguous()
+    return True if narrow and given[0].shape == angle_inputs[0].shape else None
 
 
 def rotate_on_cpu(
@@ -73,7 +138,8 @@ def rotate_on_cpu(
     results = out or tuple(map(allocate_result, arrays))
     run = _plan_launch(results, arrays, op_args, norm and OpNorm(norm.spec, weights))
     tables = DigitTables(*op_args.tables) if op_args.is_lookup else None
-    if not run(arrays, results, weights + op_args.angle_inputs, tables, are_apart=True):
+    held = arrays + results + weights + op_args.angle_inputs
+    if not run(held, tables, True):
         raise PathUnavailable("a tensor has no memory")
     if out is not None:
         bump_versions(out)
@@ -109,7 +175,7 @@ def _plan_launch(out: Tensors, arrays: Tensors, op_args: OpArgs, norm: OpNorm | 
         raise PathUnavailable(f"its kernels rotate at most {MAX_ROW} components")
     angles = pairs, op_args.is_lookup, components
     key, plan = plan_layouts(layouts, in_place, *angles, op_args[N_TENSORS:], norm and norm.spec)
-    return CpuLaunch(weakref.ref(KERNELS.get(key)), plan, _locate, limit_threads)
+    return CpuLaunch(weakref.ref(KERNELS.get(key)), plan, torch.Tensor.data_ptr, limit_threads)
 
 
 @cached(512)
@@ -138,10 +204,6 @@ def plan_layouts(
     first, weight_dtype = arrays[0], NAMES[weights[0].dtype] if weights else None
     plan = build_plan(operands, angles, spec, first.dtype.itemsize, inputs)
     return build_kernel_key(NAMES[first.dtype], weight_dtype, first.shape[-1], spec), plan
-
-
-def _locate(tensors: Sequence[torch.Tensor]) -> list[int]:
-    return [x.data_ptr() for x in tensors]
 
 
 def _cast_angle_inputs(op_args: OpArgs, dtype: torch.dtype) -> Tensors:

@@ -14,8 +14,8 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from rope_xp._core.call import Call, CosSin, RelativeAngles, TableLookup
 from rope_xp._core.errors import RopeError
-from rope_xp._core.library import DigitTables, TableKey
 from rope_xp._core.memory import Memory
+from rope_xp._core.tables import DigitTables, TableKey
 
 from . import BACKEND as _PLAIN
 from . import dtensor_angles

@@ -12,8 +12,8 @@ import torch
 
 from rope_xp._core.caches import cached, pin
 from rope_xp._core.call import Call
-from rope_xp._core.library import DigitTables
 from rope_xp._core.memory import alignment
+from rope_xp._core.tables import DigitTables
 from rope_xp._dispatch.call_cache import CallSignature
 from rope_xp._dispatch.kernels import Kernels, decline_norm
 from rope_xp_backends.gpu.triton_plan import (

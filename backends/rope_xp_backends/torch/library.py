@@ -1,17 +1,16 @@
 """The glue of torch: signatures of eager calls, tensors, their memory, in-place writes."""
 
 from collections.abc import Hashable
-from ctypes import c_int64
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
 from rope_xp._arguments.positions import read_rows
-from rope_xp._core.call import LIMIT, UNKNOWN, PositionRange, get_position_range
+from rope_xp._core.call import LIMIT, UNKNOWN, PositionRange
 from rope_xp._core.dtypes import FLOATS, INTEGERS
-from rope_xp._core.library import DigitTables, TableKey
 from rope_xp._core.memory import ACCESS, Memory
+from rope_xp._core.tables import DigitTables, TableKey
 from rope_xp._dispatch.backend import Backend, put_tables
 
 from . import private, tables
@@ -50,7 +49,7 @@ class Torch(Backend):
     def describe_call(
         self, operands: Tensors, positions: Any, tables: Any, *, writes: bool
     ) -> tuple[Hashable, Tensors] | None:
-        if torch.compiler.is_compiling() or private.is_observed():
+        if private.is_observed():
             return None
         key, x = _describe_operands(operands, writes), operands[0]
         if tables is None:
@@ -75,8 +74,7 @@ class Torch(Backend):
             key.append(private.current_stream(device))
         return tuple(key), angle_inputs
 
-    def is_compiling(self) -> bool:
-        return torch.compiler.is_compiling()
+    is_compiling = staticmethod(torch.compiler.is_compiling)
 
     def asarray_in_trace(self, host: object, device: torch.device) -> torch.Tensor:
         """Dynamo takes numpy arrays for tensors, whose dtype numpy code cannot read."""
@@ -96,7 +94,7 @@ class Torch(Backend):
                 "a nested tensor, and dense ones are taken; give those in it, one by one, or padded"
             )
         if x.layout is not torch.strided:
-            return f"a tensor of layout {x.layout}, and dense ones are taken; give its to_dense()"
+            return f"a tensor of layout {x.layout}, and dense ones are taken; pass x.to_dense()"
         return None
 
     def device(self, x: torch.Tensor) -> torch.device:
@@ -176,7 +174,7 @@ class Torch(Backend):
     def unwritable_reason(self, out: torch.Tensor, x: torch.Tensor) -> str | None:
         """Reject what autograd would reject, before anything is written."""
         if torch.is_grad_enabled() and (out.requires_grad or x.requires_grad):
-            return "autograd cannot follow out=; leave it away, or work under torch.no_grad()"
+            return "autograd cannot follow out=; omit it, or work under torch.no_grad()"
         unreadable = self.unreadable_reason(out)
         if unreadable is not None or torch.compiler.is_compiling():
             return unreadable
@@ -224,14 +222,6 @@ def _can_read_tables(tables: Tensors, x: torch.Tensor) -> bool:
     return True
 
 
-def _read_position(position: torch.Tensor) -> tuple[Tensors, PositionRange] | None:
-    """Return one position and its range, in a third of the time that numpy takes."""
-    pointer = position.data_ptr()
-    number = c_int64.from_address(pointer).value if pointer else LIMIT
-    inside = -LIMIT < number < LIMIT
-    return ((position,), get_position_range(number, number)) if inside else None
-
-
 def _read_positions(
     positions: Any, operands: Tensors
 ) -> tuple[Tensors, PositionRange | None] | None:
@@ -246,8 +236,6 @@ def _read_positions(
             return None
         if not on_cpu:
             return (positions,), UNKNOWN
-        if positions.dtype is torch.int64 and positions.shape == (1,) and not recorded:
-            return _read_position(positions)
         host = _read_host(positions)
     # Host positions of a call on another device are copied there by the slow path.
     rows = read_rows(host, np.int64, x.dtype is torch.float64) if on_cpu else None

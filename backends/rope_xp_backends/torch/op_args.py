@@ -9,9 +9,10 @@ import torch
 
 from rope_xp._arguments.axes import parse_axes
 from rope_xp._core.call import UNKNOWN, CosSin, NormSpec, RotationSpec, TableLookup
-from rope_xp._core.library import DigitTables
+from rope_xp._core.tables import DigitTables
 from rope_xp._core.typing import Layout
 
+from . import private
 from .library import Tensors
 
 
@@ -176,6 +177,4 @@ def empty_result(x: torch.Tensor) -> torch.Tensor:
 
 def bump_versions(out: Tensors) -> None:
     """Bump version counters after an in-place write, so that autograd notices it."""
-    for x in out:
-        if not x.is_inference():
-            torch.autograd.graph.increment_version(x)
+    private.increment_versions([x for x in out if not x.is_inference()])

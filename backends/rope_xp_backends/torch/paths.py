@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from rope_xp._core.call import Call, RelativeAngles, TableLookup, get_interleaved, leaves
-from rope_xp._core.library import DigitTables
 from rope_xp._core.path import Path
+from rope_xp._core.tables import DigitTables
 from rope_xp._dispatch.call_cache import CallSignature, Launch, guard_overlap
 from rope_xp._rotation import portable
 from rope_xp_backends.cpu.launch import KERNELS, decline_rows, get_kernel_keys

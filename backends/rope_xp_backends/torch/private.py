@@ -4,7 +4,7 @@ Where a version lacks a name, calls take the slow path.
 """
 
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ def _resolve(name: str, module: str = "torch") -> Any:
         return None
 
 
+_forward_mode: Any = torch.autograd.forward_ad
 _transforms_active: Callable[[], bool] | None = _resolve("_C._are_functorch_transforms_active")
 _transforms: Callable[[], list[Any] | None] | None = _resolve("_C._functorch.get_interpreter_stack")
 _transform_type: Callable[[Any], Any] | None = _resolve("_C._functorch.CInterpreter.key")
@@ -43,6 +44,18 @@ _traced = hasattr(torch.Tag, "needs_exact_strides")
 _symbols = "torch.fx.experimental.symbolic_shapes" if _traced else "torch.none"
 _guard_scalar: Any = _resolve("guard_scalar", _symbols)
 _known_true: Any = _resolve("statically_known_true", _symbols)
+
+
+def _increment_each(xs: Iterable[torch.Tensor]) -> None:
+    for x in xs:
+        torch.autograd.graph.increment_version(x)
+
+
+_tensor_type = str(torch.autograd.graph.increment_version.__annotations__.get("tensor"))
+increment_versions: Callable[[Iterable[torch.Tensor]], None] = _increment_each
+"""Bump version counters after an in-place write, so that autograd notices it."""
+if "Iterable" in _tensor_type:  # older versions take one tensor
+    increment_versions = _resolve("_C._increment_version") or torch.autograd.graph.increment_version
 _raw_stream: Callable[[int], int] | None = _resolve("_C._cuda_getCurrentRawStream")
 """None in builds for CPUs."""
 
@@ -54,7 +67,7 @@ def are_transforms_active() -> bool:
 
 def is_forward_mode() -> bool:
     """Return whether derivatives in forward mode are followed, or may be."""
-    level: int = getattr(torch.autograd.forward_ad, "_current_level", 0)
+    level: int = getattr(_forward_mode, "_current_level", 0)
     return level >= 0
 
 
@@ -91,16 +104,19 @@ def is_observed() -> bool:
 
     A default device does not: nothing here makes a tensor without naming its device.
     """
+    # Each call takes as long as to read an attribute of a tensor.
     if not (_function_modes and _function_mode_at and _tracing_state and _is_profiled):
+        return True
+    if _transforms_active is None or _dispatch_modes is None:
         return True
     modes = _function_modes()
     return bool(
         (modes and any(type(_function_mode_at(i)) is not _default_device for i in range(modes)))
-        or are_transforms_active()
-        or is_forward_mode()
-        or has_dispatch_modes()
+        or _transforms_active()
+        or _dispatch_modes()
         or _tracing_state() is not None
         or _is_profiled()
+        or getattr(_forward_mode, "_current_level", 0) >= 0
     )
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from rope_xp._core.caches import BoundedCache, cached_tables, pin
-from rope_xp._core.library import DigitTables, TableKey
 from rope_xp._core.numbers import get_attributes
+from rope_xp._core.tables import DigitTables, TableKey
 from rope_xp._rotation.tables import host_tables
 
 from . import private

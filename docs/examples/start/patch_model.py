@@ -27,7 +27,7 @@ with torch.no_grad():
     after = [model(tokens, position_ids=at).logits for at in (near, far)]
     generated = model.generate(tokens, max_new_tokens=4, do_sample=False, pad_token_id=0)
 
-# Attention sees distances alone: with exact angles the logits are the same anywhere.
+# Attention depends only on relative positions: with exact angles, logits are the same anywhere.
 moved, kept = ((here - there).abs().max() for here, there in (before, after))
 print(f"a million tokens on: {moved:.0e} from the start unpatched, {kept:.0e} patched")
 assert kept < 1e-3 < moved

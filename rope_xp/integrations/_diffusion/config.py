@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -149,5 +150,7 @@ def _build_rope(model: ModelRow, config: Mapping[str, Any]) -> RoPE:
     if len(sections) == 1:
         axes = None if model.position_axes is None else model.position_axes(config)
         return RoPE(base=base, layout=model.layout, rotary_dim=sections[0], position_axes=axes)
+    used = [axis for axis, n in enumerate(sections) if n]  # Bria's first may have no pairs
     bases = None if model.bases is None else model.bases(config, sections)
-    return RoPE.axial(sections, bases=bases, base=base, layout=model.layout)
+    rope = RoPE.axial([sections[i] for i in used], bases=bases, base=base, layout=model.layout)
+    return replace(rope, position_axes=tuple(used[axis] for axis in rope.position_axes or ()))

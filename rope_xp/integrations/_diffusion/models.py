@@ -119,21 +119,13 @@ _DIAGONAL = Text(along=(1, 2))
 _FOURTH = Text(along=(3,))
 _BEHIND = Text(along=None, start=lambda grid: max(grid[:3]), first=False)
 
-_flux = ModelRow(_FLUX, text=_AT_ZERO)
-_bria = ModelRow(_FLUX, base_key=_THETA, text=_AT_ZERO)
-_qwen = ModelRow(_FLUX, text=Text(along=None, start=grids.half_size), lines=_centred)
-_wan = ModelRow(_divide(_thirds, 128))
-_hunyuan = ModelRow(_key("rope_axes_dim", 16, 56, 56), 256.0, _THETA)
-_joyimage = ModelRow(_key("rope_dim_list", 16, 56, 56), 256.0, "theta", _BEHIND)
-_cogvideox = ModelRow(_EIGHTHS, lines=grids.cogvideox)
-_kandinsky = ModelRow(_key("axes_dims", 16, 24, 24))
 _sound = functools.partial(ModelRow, layout="half", lines=grids.sound)
 
-MODELS: dict[str, ModelRow] = {
-    "FluxTransformer2DModel": _flux,
-    "ChromaTransformer2DModel": _flux,
-    "BriaTransformer2DModel": _bria,
-    "BriaFiboTransformer2DModel": _bria,
+_ROWS: dict[str, ModelRow] = {
+    "FluxTransformer2DModel ChromaTransformer2DModel": ModelRow(_FLUX, text=_AT_ZERO),
+    "BriaTransformer2DModel BriaFiboTransformer2DModel": ModelRow(
+        _FLUX, base_key=_THETA, text=_AT_ZERO
+    ),
     "OvisImageTransformer2DModel": ModelRow(_FLUX, text=_DIAGONAL),
     "LongCatImageTransformer2DModel": ModelRow(
         _FLUX,
@@ -143,32 +135,34 @@ MODELS: dict[str, ModelRow] = {
     "Krea2Transformer2DModel": ModelRow(_KREA, 1000.0, _THETA, _AT_ZERO),
     "Flux2Transformer2DModel": ModelRow(_FLUX2, 2000.0, _THETA, _FOURTH, lines=_four_axes),
     "Flux3Transformer2DModel": ModelRow(_FLUX2, 10000.0, _THETA, _FOURTH, lines=_four_axes),
-    "QwenImageTransformer2DModel": _qwen,
-    "NucleusMoEImageTransformer2DModel": _qwen,
-    "WanTransformer3DModel": _wan,
-    "WanVACETransformer3DModel": _wan,
-    "WanAnimateTransformer3DModel": _wan,
-    "SkyReelsV2Transformer3DModel": _wan,
-    "AnyFlowTransformer3DModel": _wan,
-    "AnyFlowFARTransformer3DModel": _wan,
+    "QwenImageTransformer2DModel NucleusMoEImageTransformer2DModel": ModelRow(
+        _FLUX, text=Text(along=None, start=grids.half_size), lines=_centred
+    ),
+    """
+        WanTransformer3DModel WanVACETransformer3DModel WanAnimateTransformer3DModel
+        SkyReelsV2Transformer3DModel AnyFlowTransformer3DModel AnyFlowFARTransformer3DModel
+    """: ModelRow(_divide(_thirds, 128)),
     "SanaVideoTransformer3DModel": ModelRow(_divide(_thirds, 112)),
     "ChronoEditTransformer3DModel": ModelRow(_divide(_thirds, 128), lines=_chronoedit),
     "HeliosTransformer3DModel": ModelRow(_key("rope_dim", 44, 42, 42), base_key=_THETA),
-    "HunyuanVideoTransformer3DModel": _hunyuan,
-    "HunyuanVideo15Transformer3DModel": _hunyuan,
-    "HunyuanVideoFramepackTransformer3DModel": _hunyuan,
-    "MotifVideoTransformer3DModel": _hunyuan,
+    """
+        HunyuanVideoTransformer3DModel HunyuanVideo15Transformer3DModel
+        HunyuanVideoFramepackTransformer3DModel MotifVideoTransformer3DModel
+    """: ModelRow(_key("rope_axes_dim", 16, 56, 56), 256.0, _THETA),
     "HunyuanImageTransformer2DModel": ModelRow(_HUNYUAN, 256.0, _THETA, lines=_hunyuan_image),
-    "JoyImageEditTransformer3DModel": _joyimage,
-    "JoyImageEditPlusTransformer3DModel": _joyimage,
-    "CogVideoXTransformer3DModel": _cogvideox,
-    "ConsisIDTransformer3DModel": _cogvideox,
+    "JoyImageEditTransformer3DModel JoyImageEditPlusTransformer3DModel": ModelRow(
+        _key("rope_dim_list", 16, 56, 56), 256.0, "theta", _BEHIND
+    ),
+    "CogVideoXTransformer3DModel ConsisIDTransformer3DModel": ModelRow(
+        _EIGHTHS, lines=grids.cogvideox
+    ),
     "EasyAnimateTransformer3DModel": ModelRow(_EIGHTHS, lines=grids.easyanimate),
     "ZImageTransformer2DModel": ModelRow(_Z_IMAGE, 256.0, _THETA, _FRAMES_BEHIND, lines=_lumina(1)),
     "Lumina2Transformer2DModel": ModelRow(_LUMINA, text=Text(along=(0,)), lines=_lumina(0)),
     "HiDreamImageTransformer2DModel": ModelRow(_HIDREAM, text=Text(along=(), first=False)),
-    "Kandinsky5Transformer3DModel": _kandinsky,
-    "Kandinsky6SRTransformer3DModel": _kandinsky,
+    "Kandinsky5Transformer3DModel Kandinsky6SRTransformer3DModel": ModelRow(
+        _key("axes_dims", 16, 24, 24)
+    ),
     "Kandinsky6Transformer3DModel": ModelRow(_key("axes_dims", 32, 48, 48)),
     "CosmosTransformer3DModel": ModelRow(
         _divide(_thirds, 128), layout="half", lines=_cosmos, bases=_ntk_bases
@@ -186,6 +180,7 @@ MODELS: dict[str, ModelRow] = {
     "StableAudio3DiTModel": _sound(_per_head(("embed_dim", 1536), ("num_heads", 24), 2)),
     "StableAudioDiTModel": _sound(_divide(lambda n: (n // 2,), 64)),
 }
+MODELS = {name: row for names, row in _ROWS.items() for name in names.split()}
 
 _LTX = "its frequencies are base ** linspace(0, 1) * pi/2 over all heads at once"
 OWN_TABLES: dict[str, str] = {

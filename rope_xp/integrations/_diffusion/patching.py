@@ -17,7 +17,9 @@ from rope_xp.integrations._methods import Function
 
 _CONFIG = "rope_xp_config"  # the attribute of a patched rotary module that holds its RotaryConfig
 # Parts of models whose attention has norms. Other blocks of Flux join q to text before they rotate.
-_NORMS = re.compile(r"FluxTransformer2DModel\.single_|(QwenImage|Wan|ZImage)Transformer[23]DModel")
+_NORMS = re.compile(
+    r"(Flux2?|Chroma)Transformer2DModel\.single_|(QwenImage|Wan|ZImage)Transformer[23]DModel"
+)
 
 
 def patch(model: torch.nn.Module, norm: bool) -> None:
@@ -78,7 +80,11 @@ def _check_tables(path: str, part: Any, config: RotaryConfig | None) -> None:
         raise RopeError(f"cannot patch {where}: its model has no RoPE")
     arguments = row.arguments(part, config)
     theirs = getattr(part, row.method)(*arguments)
-    if _formats.scaled_error(row.compute(config, part, *arguments), theirs) > 1:
+    # Frequencies of a model that was cast are rounded, and turn by up to 8 tokens here.
+    buffers = part.buffers() if isinstance(part, torch.nn.Module) else ()
+    eps = [torch.finfo(b.dtype).eps for b in buffers if b.is_floating_point()]
+    limit = max(1.0, 8e5 * max(eps, default=0.0))
+    if _formats.scaled_error(row.compute(config, part, *arguments), theirs) > limit:
         raise RopeError(f"cannot patch {where}: its tables are not those of {config.rope}")
 
 

@@ -178,41 +178,27 @@ def _music(config: RotaryConfig, _: Any, seq_len: int, device: Any) -> Any:
     return _build_tables(config.rope, _arange_on(device)(seq_len), "halves")
 
 
-_IDS = _from_ids("neighbours")
-_LATENTS = _from_latents("neighbours")
-_HALVES = _from_latents("halves")
 _WAN = _from_latents("neighbours", heads=True)
 _FRAMES, _CPU = torch.arange(3), torch.device("cpu")
 _LINES = (_FRAMES, torch.arange(4), torch.arange(5))
-_KANDINSKY6 = _calling(_kandinsky6, _LINES, (1.0, 2.0, 2.0))
 
-ROTARY_MODULES: dict[str, RotaryModule] = {
-    "FluxPosEmbed": _IDS,
-    "Flux2PosEmbed": _IDS,
-    "Flux3PosEmbed": _IDS,
-    "Krea2RotaryPosEmbed": _IDS,
-    "BriaEmbedND": _IDS,
-    "BriaPosEmbed": _IDS,
-    "BriaFiboEmbedND": _IDS,
-    "LongCatImagePosEmbed": _IDS,
-    "OvisImagePosEmbed": _IDS,
+_ROWS: dict[str, RotaryModule] = {
+    """
+        FluxPosEmbed Flux2PosEmbed Flux3PosEmbed Krea2RotaryPosEmbed BriaEmbedND BriaPosEmbed
+        BriaFiboEmbedND LongCatImagePosEmbed OvisImagePosEmbed
+    """: _from_ids("neighbours"),
     "MiniMaxH3RotaryPosEmbed": _from_ids("halves"),
     "Ideogram4MRoPE": _from_ids("halves", (2,)),
     "RopeEmbedder": _from_ids("complex", method="__call__"),
     "Lumina2RotaryPosEmbed": _from_ids("complex", (2,), method="_get_freqs_cis"),
     "HiDreamImageEmbedND": _from_ids("matrices", (2,), heads=2),
     "PRXEmbedND": _from_ids("matrices", (2,), heads=1),
-    "WanRotaryPosEmbed": _WAN,
-    "SkyReelsV2RotaryPosEmbed": _WAN,
-    "ChronoEditRotaryPosEmbed": _WAN,
-    "HunyuanVideoRotaryPosEmbed": _LATENTS,
-    "HunyuanVideo15RotaryPosEmbed": _LATENTS,
-    "HunyuanImageRotaryPosEmbed": _LATENTS,
-    "MotifVideoRotaryPosEmbed": _LATENTS,
-    "EasyAnimateRotaryPosEmbed": _LATENTS,
-    "CosmosRotaryPosEmbed": _HALVES,
-    "CogView4RotaryPosEmbed": _HALVES,
-    "GlmImageRotaryPosEmbed": _HALVES,
+    "WanRotaryPosEmbed SkyReelsV2RotaryPosEmbed ChronoEditRotaryPosEmbed": _WAN,
+    """
+        HunyuanVideoRotaryPosEmbed HunyuanVideo15RotaryPosEmbed HunyuanImageRotaryPosEmbed
+        MotifVideoRotaryPosEmbed EasyAnimateRotaryPosEmbed
+    """: _from_latents("neighbours"),
+    "CosmosRotaryPosEmbed CogView4RotaryPosEmbed GlmImageRotaryPosEmbed": _from_latents("halves"),
     "HunyuanVideoFramepackRotaryPosEmbed": _calling(_framepack, _FRAMES, 8, 12, _CPU),
     "HeliosRotaryPosEmbed": _calling(_helios, _FRAMES.expand(2, 3), 4, 5, _CPU),
     "QwenEmbedRope": _from_image_sizes("largest"),
@@ -222,9 +208,9 @@ ROTARY_MODULES: dict[str, RotaryModule] = {
     "MiniMaxMusic3RotaryEmbedding": _calling(_music, 6, _CPU),
     "Kandinsky5RoPE1D": _calling(_kandinsky_text, _FRAMES),
     "Kandinsky5RoPE3D": _calling(_kandinsky5, (2, 3, 4, 5), _LINES, (1.0, 2.0, 2.0)),
-    "Kandinsky6RoPE3D": _KANDINSKY6,
-    "Kandinsky6SRRoPE3D": _KANDINSKY6,
+    "Kandinsky6RoPE3D Kandinsky6SRRoPE3D": _calling(_kandinsky6, _LINES, (1.0, 2.0, 2.0)),
 }
+ROTARY_MODULES = {name: row for names, row in _ROWS.items() for name in names.split()}
 
 TABLES_FROM_CALLER = (
     "CogVideoXTransformer3DModel",

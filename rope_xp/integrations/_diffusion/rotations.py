@@ -145,6 +145,7 @@ def rotate_arrays(
     rotated = []
     for array in arrays:
         (x,), norm = _norms.split_norm([array])
+        cos, sin = cos.to(x.device), sin.to(x.device)  # some models compute them on the CPU
         if x.shape[axis] != 2 * cos.shape[-1] and not rotation.partial:
             raise RopeError(f"tables of {cos.shape[-1]} pairs do not fit head_dim {x.shape[axis]}")
         y = Angles(cos, sin, rope).rotate(x.movedim(axis, -1), axes=last, norm=norm)

@@ -47,7 +47,7 @@ def t5_buckets(
     [15, 10, 2, 0, 18, 26]
     """
     edges, offset = _bucket_edges(num_buckets, max_distance, bidirectional)
-    relative = np.asarray(relative) if parse.find_owner(relative) is None else relative
+    relative = np.asarray(relative) if parse.backend_of(relative) is None else relative
     backend = find.require_backend(relative, "relative")
     dtype = backend.dtype_name(relative)
     if dtype not in INTEGERS:

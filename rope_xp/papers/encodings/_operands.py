@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from rope_xp._arguments import messages, parse
+from rope_xp._arguments import checks, parse
 from rope_xp._arguments.positions import resolve_positions
 from rope_xp._core import numbers
 from rope_xp._core.errors import RopeError
@@ -40,7 +40,7 @@ class Operands:
     def parameter(self, name: str, value: Any, axes: str, *shapes: tuple[Any, ...]) -> Array:
         """Return a parameter in the dtype of the arithmetic, checked to have one of the shapes."""
         _heads.check_library(self.backend, self.first_name, self.q, name, value)
-        messages.check_float(self.backend, name, value)
+        checks.check_float(self.backend, name, value)
         _heads.check_shape(name, value, axes, *shapes)
         return self.xp.astype(value, self.k.dtype, copy=False)
 
@@ -124,9 +124,9 @@ def _resolve(
     """Return integer positions with as many axes as a shape; all but the last may be broadcast."""
     if positions is None:  # count from 0
         return with_axes(backend.arange(shape[-1], backend.device(like)), len(shape))
-    owner = parse.find_owner(positions)
+    owner = parse.backend_of(positions)
     if owner is not None and owner is not backend and owner.name != "numpy":
-        raise messages.different_libraries(first, backend, argument, owner)
+        raise checks.different_libraries(first, backend, argument, owner)
     integers, fraction, _ = resolve_positions(backend, positions, owner, like, False, argument)
     if fraction is not None:
         raise TypeError(f"{argument} must hold integers, to index tables by distance; round them")

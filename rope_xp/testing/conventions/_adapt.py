@@ -16,6 +16,8 @@ from rope_xp.testing._compare import fix_length
 Positions = NDArray[np.int64]
 LENGTH = 131_072
 """Rows of tables: positions beyond are rejected, as engines reject them."""
+_SWAPS = {"bshd": (0, 0), "nhd": (0, 0), "bhsd": (1, 2), "sbhd": (0, 1)}
+"""The axes of (batch, tokens, heads, head_dim) that a view swaps for a kernel."""
 
 
 def to_torch(x: Array) -> Array:
@@ -25,48 +27,41 @@ def to_torch(x: Array) -> Array:
     return torch.as_tensor(x).clone(memory_format=torch.contiguous_format)
 
 
-def to_int32(x: Positions, like: Array) -> Array:
+def to_integers(x: Positions, like: Array, dtype: type[np.integer] = np.int32) -> Array:
     """Return a tensor of integers on the device of another tensor."""
     import torch
 
-    return torch.as_tensor(x.astype(np.int32), device=like.device)
+    return torch.as_tensor(x.astype(dtype), device=like.device)
 
 
 def adapt(
     kernel: Function,
     rope: RoPE,
     rotate: Callable[..., Any],
+    axes: str = "bshd",
     to: Callable[[Array], Array] = to_torch,
 ) -> Function:
-    """Return function(q, k, positions) around rotate(q, k, p), of arrays (batch, tokens, heads, d).
+    """Return function(q, k, positions) around rotate(q, k, p), of arrays with these axes.
 
-    p is of numpy, (batch, tokens), with a leading axis if the rope has components.
+    n is batch and tokens; results may then have other axes with their numbers in this order. p is
+    of numpy, (batch, tokens), with a leading axis if the rope has components.
     """
 
     def function(q: Array, k: Array, positions: Array, *cache: Array) -> Any:
         p = read_host(positions).astype(np.int64)
         if p.ndim != 2 + (rope.position_axes is not None):
             raise ValueError(f"positions must be (batch, tokens); got {p.shape}")
-        results = rotate(to(q.swapaxes(1, 2)), to(k.swapaxes(1, 2)), p, *cache)
-        rotated = [results[0].swapaxes(1, 2), *results[1:]]
-        rotated[1] = rotated[1] if cache else rotated[1].swapaxes(1, 2)
-        return [np.array(y) for y in rotated] if isinstance(q, np.ndarray) else rotated
+        swap, arrays = _SWAPS[axes], [to(x.swapaxes(1, 2)) for x in (q, k)]
+        shape = (-1,) if axes == "nhd" else arrays[0].shape[:2]
+        given = [x.reshape(*shape, *x.shape[2:]).swapaxes(*swap) for x in arrays]
+        results = list(rotate(*given, p, *cache))
+        for i, x in enumerate(arrays[:1] if cache else arrays):
+            y = results[i].reshape(x.shape) if axes == "nhd" else results[i].swapaxes(*swap)
+            results[i] = y.swapaxes(1, 2)
+        return [np.array(y) for y in results] if isinstance(q, np.ndarray) else results
 
     function.__name__ = getattr(kernel, "__name__", type(kernel).__name__)
     return function
-
-
-def flatten(kernel: Function, rope: RoPE, rotate: Callable[..., Any]) -> Function:
-    """Return the same around rotate(q, k, p) of (n, heads, d), p (n,) or (components, n)."""
-
-    def of_batch(q: Array, k: Array, p: Positions, *cache: Array) -> Any:
-        import torch
-
-        flat = torch.as_tensor(p.reshape(*p.shape[:-2], -1), device=q.device)
-        q_rotated, k_rotated = rotate(q.flatten(0, 1), k.flatten(0, 1), flat, *cache)
-        return q_rotated.reshape(q.shape), k_rotated if cache else k_rotated.reshape(k.shape)
-
-    return adapt(kernel, rope, of_batch)
 
 
 def get_tables(rope: RoPE, head_dim: int, form: str) -> Callable[[Array], tuple[Array, ...]]:
@@ -115,7 +110,7 @@ def find_runs(p: Positions, like: Array) -> tuple[Array, Array]:
     starts = np.arange(flat.size) % p.shape[1] == 0
     starts[1:] |= np.diff(flat) != 1
     (indices,) = np.nonzero(starts)
-    return to_int32(np.append(indices, flat.size), like), to_int32(flat[indices], like)
+    return to_integers(np.append(indices, flat.size), like), to_integers(flat[indices], like)
 
 
 def count_sections(rope: RoPE) -> tuple[list[int], bool]:

@@ -2,20 +2,22 @@
 
 from typing import Any
 
+import numpy as np
+
 from rope_xp._core.errors import RopeError
 from rope_xp._core.typing import Array
-from rope_xp._dispatch.norm import QKNorm
+from rope_xp.norm import QKNorm
 from rope_xp.rope import RoPE
 from rope_xp.scaling import Linear, Llama3
 from rope_xp.testing._box import Function
 from rope_xp.testing.conventions._adapt import (
+    Positions,
     adapt,
     check,
     count_sections,
     find_runs,
-    flatten,
     get_tables,
-    to_int32,
+    to_integers,
     to_torch,
 )
 
@@ -32,7 +34,8 @@ def vllm(kernel: Function, rope: RoPE, head_dim: int, *, norm: QKNorm | None = N
     rope, tables = check(rope, head_dim, components=True), get_tables(rope, head_dim, "vllm")
     is_neox = rope.layout == "half"
 
-    def rotate(q: Array, k: Array, p: Array) -> Any:
+    def rotate(q: Array, k: Array, positions: Positions) -> Any:
+        p = to_integers(positions.reshape(*positions.shape[:-2], -1), q, np.int64)
         (table,), flat = tables(q), (q.flatten(1), k.flatten(1))
         if norm is not None:
             import torch
@@ -49,7 +52,7 @@ def vllm(kernel: Function, rope: RoPE, head_dim: int, *, norm: QKNorm | None = N
         kernel(p, *flat, head_dim, table, is_neox)
         return flat
 
-    return flatten(kernel, rope, rotate)
+    return adapt(kernel, rope, rotate, "nhd")
 
 
 def sglang(kernel: Function, rope: RoPE, head_dim: int, *, slots: bool = False) -> Function:
@@ -63,7 +66,8 @@ def sglang(kernel: Function, rope: RoPE, head_dim: int, *, slots: bool = False) 
     rope, tables = check(rope, head_dim), get_tables(rope, head_dim, "vllm")
     options = {"is_neox": rope.layout == "half", "rope_dim": rope.rotary_dim}
 
-    def rotate(q: Array, k: Array, p: Array, *cache: Array) -> Any:
+    def rotate(q: Array, k: Array, positions: Positions, *cache: Array) -> Any:
+        p = to_integers(positions.ravel(), q, np.int64)
         (table,) = tables(q.float())
         if not slots:
             kernel(q, k, table, p, **options)
@@ -73,7 +77,7 @@ def sglang(kernel: Function, rope: RoPE, head_dim: int, *, slots: bool = False) 
         kernel(q, k, k.clone(), *caches, table, p, out_loc, **options)
         return q, caches[0].view_as(k_cache)
 
-    return flatten(kernel, rope, rotate)
+    return adapt(kernel, rope, rotate, "nhd")
 
 
 def flashinfer(kernel: Function, rope: RoPE, head_dim: int, *, ragged: bool = False) -> Function:
@@ -94,9 +98,7 @@ def flashinfer(kernel: Function, rope: RoPE, head_dim: int, *, ragged: bool = Fa
         options += (scaling.low_freq_factor, scaling.high_freq_factor, trained)
 
     def rotate(q: Array, k: Array, p: Any) -> Any:
-        where = find_runs(p, q) if ragged else (to_int32(p.ravel(), q),)
-        flat = q.flatten(0, 1), k.flatten(0, 1)
-        results = kernel(*flat, *where, *options) or flat
-        return [y.reshape(x.shape) for x, y in zip((q, k), results, strict=True)]
+        where = find_runs(p, q) if ragged else (to_integers(p.ravel(), q),)
+        return kernel(q, k, *where, *options) or (q, k)
 
-    return adapt(kernel, rope, rotate)
+    return adapt(kernel, rope, rotate, "nhd")

@@ -39,12 +39,10 @@ def ggml(kernel: Function, rope: RoPE, head_dim: int) -> Function:
     def rotate(q: Array, k: Array, p: Positions) -> Any:
         flat = np.zeros((4 if sections else 1, p.shape[-2] * p.shape[-1]), np.int32)
         flat[: len(p) if sections else 1] = p.reshape(-1, flat.shape[1])
-        flat = flat.ravel()
-        arrays = (x.reshape(1, -1, *x.shape[2:]) for x in (q, k))
-        results = [kernel(x, flat, factors, r, *sections, *last) for x in arrays]
-        return [y.reshape(x.shape) for x, y in zip((q, k), results, strict=True)]
+        options = (flat.ravel(), factors, r, *sections, *last)
+        return [kernel(x[None], *options) for x in (q, k)]
 
-    return adapt(kernel, rope, rotate, np.array)
+    return adapt(kernel, rope, rotate, "nhd", np.array)
 
 
 def mlx(kernel: Function, rope: RoPE, head_dim: int) -> Function:
@@ -66,13 +64,11 @@ def mlx(kernel: Function, rope: RoPE, head_dim: int) -> Function:
 
     def rotate(q: Array, k: Array, p: Positions) -> Any:
         ends = [0, *np.flatnonzero((np.diff(p) != 1).any(axis=0)) + 1, p.shape[1]]
-        results = [
-            [
-                kernel(x[:, :, a:b], rope.rotary_dim, offset=mx.array(p[:, a]), **options)
-                for a, b in pairwise(ends)
-            ]
-            for x in (q.swapaxes(1, 2), k.swapaxes(1, 2))
-        ]
-        return [mx.concatenate(parts, axis=2).swapaxes(1, 2) for parts in results]
+        spans = [(a, b, mx.array(p[:, a])) for a, b in pairwise(ends)]
+        parts = (
+            [kernel(x[:, :, a:b], rope.rotary_dim, offset=n, **options) for a, b, n in spans]
+            for x in (q, k)
+        )
+        return [mx.concatenate(of_one, axis=2) for of_one in parts]
 
-    return adapt(kernel, rope, rotate, mx.array)
+    return adapt(kernel, rope, rotate, "bhsd", mx.array)

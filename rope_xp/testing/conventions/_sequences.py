@@ -4,6 +4,7 @@ Consecutive positions are a sequence. If each batch entry is one, the kernel get
 otherwise all sequences packed.
 """
 
+from functools import wraps
 from typing import Any
 
 from rope_xp._core.typing import Array
@@ -15,9 +16,8 @@ from rope_xp.testing.conventions._adapt import Positions, adapt, check, find_run
 def flash_attn(kernel: Function, rope: RoPE, head_dim: int) -> Function:
     """Adapt ``apply_rotary(x, cos, sin, seqlen_offsets, cu_seqlens, max_seqlen, interleaved)``.
 
-     x is (batch, tokens, heads, head_dim), packed (total, heads, head_dim); cos (rows, r/2), of the
-     dtype of x; offsets (sequences,). Source: flash-attention, ops/triton/rotary.py at 03f6a6b
-    .
+    x is (batch, tokens, heads, head_dim), packed (total, heads, head_dim); cos (rows, r/2), of the
+    dtype of x; offsets (sequences,). Source: flash-attention, ops/triton/rotary.py at 03f6a6b.
     """
     rope, tables = check(rope, head_dim), get_tables(rope, head_dim, "onnx")
 
@@ -37,15 +37,14 @@ def fla(kernel: Function, rope: RoPE, head_dim: int) -> Function:
     x is (batch, tokens, heads, head_dim), packed (1, total, heads, head_dim); cos (rows, r/2), of
     the dtype of x. Source: flash-linear-attention, modules/rotary.py at 4057f93.
     """
-    rope, tables = check(rope, head_dim), get_tables(rope, head_dim, "onnx")
 
-    def rotate(x: Array, starts: Array, bounds: Array | None) -> Array:
-        options = {"interleaved": rope.layout == "interleaved", "seqlen_offsets": starts}
-        if bounds is None:
-            return kernel(x, *tables(x), **options)
-        return kernel(x[None], *tables(x), **options, cu_seqlens=bounds)[0]
+    @wraps(kernel)
+    def rotate(x: Array, *tables: Array, max_seqlen: int | None = None, **options: Any) -> Array:
+        if max_seqlen is None:
+            return kernel(x, *tables, **options)
+        return kernel(x[None], *tables, **options)[0]
 
-    return _adapt_sequences(kernel, rope, rotate)
+    return flash_attn(rotate, rope, head_dim)
 
 
 def transformer_engine(kernel: Function, rope: RoPE, head_dim: int) -> Function:

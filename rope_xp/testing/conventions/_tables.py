@@ -9,13 +9,7 @@ from rope_xp._arguments import table_forms
 from rope_xp._core.typing import Array
 from rope_xp.rope import RoPE
 from rope_xp.testing._box import Function
-from rope_xp.testing.conventions._adapt import (
-    LENGTH,
-    Positions,
-    adapt,
-    check,
-    count_sections,
-)
+from rope_xp.testing.conventions._adapt import LENGTH, Positions, adapt, check, count_sections
 
 
 def _look_up(rope: RoPE, head_dim: int, form: str, p: Positions, like: Array) -> list[Array]:
@@ -32,13 +26,7 @@ def huggingface(kernel: Function, rope: RoPE, head_dim: int) -> Function:
     models/llama/modeling_llama.py of 5.23.
     """
     rope = check(rope, head_dim, ("half", "interleaved", "interleaved_to_half"), components=True)
-
-    def rotate(q: Array, k: Array, p: Positions) -> Any:
-        tables = _look_up(rope, head_dim, "huggingface", p, q)
-        results = kernel(q.swapaxes(1, 2), k.swapaxes(1, 2), *tables)
-        return [y.swapaxes(1, 2) for y in results[:2]]
-
-    return adapt(kernel, rope, rotate)
+    return _adapt_looked_up(kernel, rope, head_dim)
 
 
 def liger(kernel: Function, rope: RoPE, head_dim: int) -> Function:
@@ -49,16 +37,18 @@ def liger(kernel: Function, rope: RoPE, head_dim: int) -> Function:
     00fb8bf.
     """
     rope = check(rope, head_dim, ("half",), components=True)
-    if rope.position_axes is None:
-        return huggingface(kernel, rope, head_dim)
-    plain, sections = replace(rope, position_axes=None), count_sections(rope)[0]
+    sections = [] if rope.position_axes is None else [count_sections(rope)[0]]
+    return _adapt_looked_up(kernel, rope, head_dim, *sections)
+
+
+def _adapt_looked_up(kernel: Function, rope: RoPE, head_dim: int, *sections: list[int]) -> Function:
+    """Return a function around kernel(q, k, cos, sin), with tables of components for sections."""
+    looked_up = replace(rope, position_axes=None) if sections else rope
 
     def rotate(q: Array, k: Array, p: Positions) -> Any:
-        tables = _look_up(plain, head_dim, "huggingface", p, q)
-        results = kernel(q.swapaxes(1, 2), k.swapaxes(1, 2), *tables, sections)
-        return [y.swapaxes(1, 2) for y in results[:2]]
+        return kernel(q, k, *_look_up(looked_up, head_dim, "huggingface", p, q), *sections)[:2]
 
-    return adapt(kernel, rope, rotate)
+    return adapt(kernel, rope, rotate, "bhsd")
 
 
 def megatron(kernel: Function, rope: RoPE, head_dim: int) -> Function:
@@ -77,11 +67,10 @@ def megatron(kernel: Function, rope: RoPE, head_dim: int) -> Function:
 
     def rotate(q: Array, k: Array, p: Positions) -> Any:
         (angles,) = _look_up(rope, head_dim, "megatron", p.swapaxes(-1, -2), q.float())
-        freqs = angles.reshape(q.shape[1], q.shape[0], 1, -1)
-        results = (kernel(x.swapaxes(0, 1).contiguous(), freqs, **options) for x in (q, k))
-        return [y.swapaxes(0, 1) for y in results]
+        freqs = angles.reshape(*q.shape[:2], 1, -1)
+        return [kernel(x.contiguous(), freqs, **options) for x in (q, k)]
 
-    return adapt(kernel, rope, rotate)
+    return adapt(kernel, rope, rotate, "sbhd")
 
 
 def onnx(kernel: Function, rope: RoPE, head_dim: int) -> Function:
@@ -99,7 +88,6 @@ def onnx(kernel: Function, rope: RoPE, head_dim: int) -> Function:
     }
 
     def rotate(q: Array, k: Array, p: Positions) -> Any:
-        results = (kernel(x.swapaxes(1, 2), *tables, p, **options) for x in (q, k))
-        return [y.swapaxes(1, 2) for y in results]
+        return [kernel(x, *tables, p, **options) for x in (q, k)]
 
-    return adapt(kernel, rope, rotate, np.array)
+    return adapt(kernel, rope, rotate, "bhsd", np.array)

@@ -1,7 +1,7 @@
 """The paths of numpy, one after another, and any number of threads."""
 
 import pytest
-from rope_xp_backends.cpu import launch
+from rope_xp_backends.cpu import launch, plan
 from rope_xp_backends.cpu import threads as _threads
 from rope_xp_backends.numpy import paths
 from support.targets import TARGETS, lent, missing
@@ -19,13 +19,14 @@ def path(request):
 
 @pytest.fixture(params=["llvm", "llvm, streaming", "chunked", "cuda"])
 def any_path(request, monkeypatch):
-    """Of the kernel for GPUs too, which tests/support/cuda_on_cpu.py runs on the CPU."""
+    """The kernel for GPUs is run on the CPU by tests/support/cuda_on_cpu.py."""
     name, _, streaming = request.param.partition(", ")
     (target,) = [t for t in TARGETS if t.name == f"numpy-{name}"]
     if reason := missing(target):
         pytest.skip(reason)
     if streaming:
         monkeypatch.setattr(launch, "BYTES_TO_STREAM", 1)
+        monkeypatch.setattr(plan, "BYTES_TO_RELEASE", -1)
     with lent(target.lent), rope_xp.use_path(name):
         yield name
 
@@ -33,7 +34,7 @@ def any_path(request, monkeypatch):
 @pytest.fixture
 def threads(monkeypatch):
     """Set the number of threads, and have small arrays keep them all busy."""
-    monkeypatch.setattr(launch, "BYTES_A_THREAD", 1)
+    monkeypatch.setattr(launch, "ELEMENTS_A_THREAD", 1)
     monkeypatch.setattr(paths, "CHUNK_BYTES", 1 << 10)
 
     def use(number):

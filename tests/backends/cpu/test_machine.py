@@ -5,7 +5,6 @@ import re
 import sys
 import threading
 import time
-import weakref
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from rope_xp_backends.cpu import launch
 from rope_xp_backends.cpu.plan import KernelKey
 from rope_xp_backends.numpy import paths
 from support.exhaustive import exhaustive
-from support.programs import printed
+from support.programs import run
 from support.targets import truth
 
 import rope_xp
@@ -30,10 +29,8 @@ FUSING = {
 }
 """Machines with instructions that multiply and add with one rounding."""
 FUSED = re.compile(r"\bv?fn?m(add|sub|la|ls)\w*")
-OTHERS = {
-    "old x86-64": ("x86_64-unknown-linux-gnu", "x86-64", ""),
-    "POWER": ("powerpc64le-unknown-linux-gnu", "pwr8", ""),
-}
+OLD = ("x86_64-unknown-linux-gnu", "x86-64", "")
+POWER = ("powerpc64le-unknown-linux-gnu", "pwr8", "")
 MISSING = re.compile(r"__(?:extend|trunc)\w+|__gnu\w+")
 """Functions of a compiler's own library, which a process may lack."""
 
@@ -48,8 +45,7 @@ def assembly(dtype, machine):
 @pytest.mark.covering
 @pytest.mark.parametrize("machine", FUSING)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
-def test_products_are_rounded_and_nothing_is_missing(dtype, machine):
-    """No product is fused with a sum, and no conversion is a function that a process may lack."""
+def test_instructions_fuse_no_product_and_call_no_missing_function(dtype, machine):
     code = assembly(dtype, FUSING[machine])
     assert "fmul" in code or "vmulp" in code
     assert not FUSED.search(code)
@@ -58,10 +54,10 @@ def test_products_are_rounded_and_nothing_is_missing(dtype, machine):
     assert all(name in code for name in names) or dtype != "float16"
 
 
-@pytest.mark.parametrize("machine", ["POWER", exhaustive("old x86-64")])
+@pytest.mark.parametrize("machine", [POWER, exhaustive(OLD)], ids=lambda machine: machine[0])
 def test_bfloat16_needs_no_instruction_of_its_own(machine):
-    assert not MISSING.search(assembly("bfloat16", OTHERS[machine]))
-    assert MISSING.search(assembly("float16", OTHERS[machine]))  # it is declined there
+    assert not MISSING.search(assembly("bfloat16", machine))
+    assert MISSING.search(assembly("float16", machine))  # it is declined there
 
 
 @pytest.mark.parametrize(
@@ -75,7 +71,7 @@ def test_bfloat16_needs_no_instruction_of_its_own(machine):
         ("riscv64-unknown-linux-gnu", "+d,+v", False),
     ],
 )
-def test_float16_is_declined_where_no_instruction_is_known(triple, features, expected, monkeypatch):
+def test_float16_is_declined_without_an_instruction(triple, features, expected, monkeypatch):
     """LLVM calls functions for it there, and aborts the process where it does not find them."""
     assert kernels._can_convert_float16(triple, features) is expected
     if expected:
@@ -93,37 +89,8 @@ def test_float16_is_declined_where_no_instruction_is_known(triple, features, exp
         rope_xp.RoPE().rotate(x.astype(np.float32), norm=(np.ones(x.shape[-1], x.dtype), 1e-6))
 
 
-def test_code_is_freed_once_nobody_holds_its_kernel(monkeypatch):
-    """By the next compilation, which forks wait for, and not in the midst of another call."""
-    engines, create = [], llvm.create_mcjit_compiler
-
-    def create_and_watch(*arguments):
-        engine = create(*arguments)
-        engines.append(weakref.ref(engine))
-        return engine
-
-    def compile_float32():
-        kernel = kernels.compile_kernel(KernelKey("float32", False, False, 8))
-        return kernel, [engine() is not None for engine in engines]
-
-    compile_float32()  # and what calls kernels, which stays
-    monkeypatch.setattr(llvm, "create_mcjit_compiler", create_and_watch)
-    held, _ = compile_float32()
-    assert compile_float32()[1] == [True, True]
-    assert compile_float32()[1] == [True, False, True]
-    del held
-    assert compile_float32()[1] == [False, False, False, True]
-
-
-def test_kernels_take_integers_alone():
-    kernel = kernels.compile_kernel(KernelKey("float32", False, False, 8))
-    for wrong, error in ((None, TypeError), (1.5, TypeError), (1 << 70, OverflowError)):
-        with pytest.raises(error):
-            kernel(False, 0, 0, 0, *[0] * 11, wrong)
-
-
-def test_other_threads_run_beside_kernels_of_long_arrays(threads):
-    """Python's lock is released; calls of a token, of a microsecond, hold it."""
+def test_kernels_of_long_arrays_let_other_threads_run(threads):
+    """Python's lock is released. Calls of a token, of a microsecond, hold it."""
     threads("1")
     x, ticks, done = np.ones((1, 4096, 32, 128), np.float32), [], threading.Event()
 
@@ -131,9 +98,8 @@ def test_other_threads_run_beside_kernels_of_long_arrays(threads):
         while not done.wait(1e-4):
             ticks.append(time.perf_counter())
 
-    thread = threading.Thread(target=tick)
+    thread, during = threading.Thread(target=tick), 0
     thread.start()
-    during = 0
     for _ in range(20):
         start = time.perf_counter()
         RoPE().rotate(x, out=x)
@@ -162,7 +128,6 @@ print(grow(24) - before)
 
 @pytest.mark.exhaustive
 @pytest.mark.skipif(sys.platform != "linux", reason="its /proc says how much memory is resident")
-def test_a_compilation_leaves_no_memory_behind(tmp_path):
+def test_code_of_kernels_that_nobody_holds_leaves_no_memory_behind():
     """LLVM's own pipeline of passes left 500 KB each time; malloc keeps 4 MB more or less."""
-    (tmp_path / "compile.py").write_text(COMPILE)
-    assert int(printed(tmp_path / "compile.py")) < 10_000
+    assert int(run("-c", COMPILE)) < 10_000

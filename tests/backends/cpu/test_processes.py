@@ -10,11 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rope_xp_backends.cpu import launch
-from rope_xp_backends.cpu.plan import KernelKey
 from rope_xp_backends.numpy import paths
 from support.bits import same, sample
 from support.exhaustive import exhaustive
-from support.programs import printed
+from support.programs import printed, run
 from support.targets import truth
 
 import rope_xp
@@ -34,9 +33,8 @@ def nothing_compiled(monkeypatch):
     monkeypatch.setattr(paths, "KERNELS", Kernels("llvmlite", launch._load_compiler))
 
 
-def python(script, code, *arguments, **environment):
-    script.write_text(code)
-    return printed(script, *arguments, options=("-W", "error"), **environment).strip()
+def python(code, *arguments, **environment):
+    return run("-W", "error", "-c", code, *arguments, **environment).strip()
 
 
 FORKS = """
@@ -46,7 +44,7 @@ from rope_xp._core import forks
 from rope_xp_backends.cpu import launch, threads
 from rope_xp_backends.numpy import paths
 
-launch.BYTES_A_THREAD, paths.CHUNK_BYTES = 1, 1 << 10
+launch.ELEMENTS_A_THREAD, paths.CHUNK_BYTES = 1, 1 << 10
 # Python 3.12 warns of every fork beside threads, which is what is tested here.
 warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)
 
@@ -67,8 +65,8 @@ if __name__ == "__main__":
     path = sys.argv[1]
     compiling = threading.Thread(target=right, args=(path,))
     compiling.start()
-    while path == "llvm" and forks.SLOW.acquire(blocking=False):
-        forks.SLOW.release()
+    while path == "llvm" and forks.IMPORT_LOCK.acquire(blocking=False):
+        forks.IMPORT_LOCK.release()
     assert child(path), "forked while a thread compiled"
     compiling.join()
     assert right(path) and child(path) and right(path), "forked beside a pool"
@@ -86,8 +84,9 @@ if __name__ == "__main__":
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 @pytest.mark.parametrize("path", [exhaustive("llvm"), "chunked"])
-def test_processes_forked_and_spawned(path, tmp_path):
-    python(tmp_path / "forks.py", FORKS, path, ROPE_XP_NUM_THREADS="3")
+def test_forked_and_spawned_processes_rotate_beside_pools_and_compilations(path, tmp_path):
+    (tmp_path / "forks.py").write_text(FORKS)
+    printed(tmp_path / "forks.py", path, options=("-W", "error"), ROPE_XP_NUM_THREADS="3")
 
 
 AT_EXIT = """
@@ -109,11 +108,11 @@ atexit.register(lambda: print(np.array_equal(rotate("chunked"), rotate("portable
 
 
 @pytest.mark.parametrize("pool", ["beside a pool", exhaustive("without a pool")])
-def test_a_rotation_while_the_interpreter_shuts_down(pool, tmp_path):
-    assert python(tmp_path / "at_exit.py", AT_EXIT, pool, ROPE_XP_NUM_THREADS="3") == "True"
+def test_rotations_while_the_interpreter_shuts_down_are_right(pool):
+    assert python(AT_EXIT, pool, ROPE_XP_NUM_THREADS="3") == "True"
 
 
-def test_llvm_that_cannot_be_imported(nothing_compiled, monkeypatch, rng):
+def test_llvm_that_cannot_be_imported_is_declined_once(nothing_compiled, monkeypatch, rng):
     package = importlib.import_module("rope_xp_backends.cpu")
     monkeypatch.delattr(package, "machine", raising=False)
     monkeypatch.setitem(sys.modules, "rope_xp_backends.cpu.machine", None)
@@ -130,16 +129,17 @@ def test_llvm_that_cannot_be_imported(nothing_compiled, monkeypatch, rng):
         RoPE().rotate(x, POSITIONS)
 
 
-def test_arrays_that_are_laid_out_in_another_way(nothing_compiled, monkeypatch, rng):
-    """The address of elements is read where CPython has it, else from numpy itself."""
+def test_addresses_are_read_from_numpy_where_its_arrays_are_laid_out_anew(monkeypatch, rng):
     host = importlib.import_module("rope_xp_backends.numpy.host")
     arrays = [sample(rng, 3, 2, 8), sample(rng, 3, 2, 16)[:, ::-1, 3:11]]
     expected = [x.ctypes.data for x in arrays]
-    for has_pointer in (True, False):
-        monkeypatch.setattr(host, "_HAS_POINTER", has_pointer)
-        assert host.locate(arrays) == expected
-    with pytest.raises(TypeError, match=r"reads a numpy.ndarray; got float64"):
-        host.locate([np.float64(5.5)])
+    locate = host.load_locate.__wrapped__()
+    assert [*map(locate, arrays)] == expected
+    for other in (np.float64(5.5), np.ma.array([1.0]), 7, None):
+        with pytest.raises(TypeError, match="bad argument"):
+            locate(other)
+    monkeypatch.setattr(sys.implementation, "name", "pypy")
+    assert [*map(host.load_locate.__wrapped__(), arrays)] == expected
 
 
 def test_a_second_kernel_that_fails_finds_nothing_written(nothing_compiled, monkeypatch, rng):
@@ -156,22 +156,7 @@ def test_a_second_kernel_that_fails_finds_nothing_written(nothing_compiled, monk
     message = "without a kernel of llvmlite. llvmlite cannot compile its kernel: float16"
     with pytest.warns(RuntimeWarning, match=message):
         rope_xp.apply(q, k, POSITIONS, out=(q, k))
-    assert len(paths.KERNELS._compiled) == 1
-    same(q, expected[0])
-    same(k, expected[1])
-
-
-def test_the_first_call_compiles_however_small(nothing_compiled):
-    small = np.ones((1, 1, 3, 16), np.float32)
-    assert rope_xp.explain(small, small).path == "llvm"
-    assert not paths.KERNELS._compiled
-    RoPE().rotate(small)
-    assert list(paths.KERNELS._compiled) == [KernelKey("float32", True, True, 8)]
-
-
-def test_import_imports_no_compiler(tmp_path):
-    code = "import sys, numpy, rope_xp, rope_xp_backends.numpy; print('llvmlite' in sys.modules)"
-    assert python(tmp_path / "import.py", code) == "False"
+    same((q, k), expected)
 
 
 NOTHING_STORED = """
@@ -189,11 +174,9 @@ print([*touched], os.listdir(folder))
 
 def test_kernels_are_neither_stored_nor_read(tmp_path):
     """Whoever could write such a file could run code here."""
-    home = tmp_path / "home"
-    home.mkdir()
     names = ("HOME", "XDG_CACHE_HOME", "LOCALAPPDATA", "USERPROFILE", "ROPE_XP_KERNEL_CACHE")
-    places = dict.fromkeys(names, str(home))
-    assert python(tmp_path / "stored.py", NOTHING_STORED, home, **places) == "[] []"
+    places = dict.fromkeys(names, str(tmp_path))
+    assert python(NOTHING_STORED, tmp_path, **places) == "[] []"
 
 
 SHARED_MEMORY = """
@@ -218,9 +201,9 @@ print(len(wrong))
 """
 
 
-def test_memory_of_a_kernel_is_its_own(tmp_path):
-    """Held until it returns: threads that allocate from one heap would be given it otherwise."""
-    assert python(tmp_path / "shared.py", SHARED_MEMORY, MALLOC_ARENA_MAX="1") == "0"
+def test_memory_of_a_kernel_is_its_own_until_it_returns():
+    """Threads that allocate from one heap would be given it otherwise."""
+    assert python(SHARED_MEMORY, MALLOC_ARENA_MAX="1") == "0"
 
 
 ROTATE = """
@@ -236,8 +219,7 @@ print(rope_xp.__file__)
 
 
 @pytest.mark.exhaustive
-def test_packages_without_sources(tmp_path):
-    """Of .pyc files alone, and in a zip."""
+def test_packages_of_bytecode_alone_and_in_a_zip_rotate(tmp_path):
     copy = tmp_path / "copy"
     for package in (rope_xp, importlib.import_module("rope_xp_backends")):
         folder = Path(str(package.__file__)).parent
@@ -247,5 +229,4 @@ def test_packages_without_sources(tmp_path):
     for source in copy.rglob("*.py"):
         source.unlink()
     for place in (zipped, str(copy)):
-        found = python(tmp_path / "rotate.py", ROTATE, PYTHONPATH=place)
-        assert found.startswith(place)
+        assert python(ROTATE, PYTHONPATH=place).startswith(place)

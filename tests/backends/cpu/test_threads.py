@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from rope_xp_backends.cpu import threads as _threads
 from support.bits import same, sample
-from support.programs import printed
+from support.exhaustive import exhaustive
+from support.programs import printed, run
 from support.targets import truth
 
 import rope_xp
@@ -22,17 +23,15 @@ POSITIONS = np.random.default_rng(0).integers(-70_000, 1 << 22, 130)
 
 
 @pytest.mark.parametrize("number", ["1", "2", "3", "7"])
-def test_any_number_of_threads(path, number, threads, rng):
+def test_any_number_of_threads_gives_the_same_bits(path, number, threads, rng):
     threads(number)
     for dtype in ("float32", "bfloat16"):
         q, k = (sample(rng, 2, 130, n, 16, dtype=dtype) for n in (4, 1))
-        expected = truth(rope_xp.apply, q, k, POSITIONS)
-        for got, e in zip(rope_xp.apply(q, k, POSITIONS), expected, strict=True):
-            same(got, e)
+        same(rope_xp.apply(q, k, POSITIONS), truth(rope_xp.apply, q, k, POSITIONS))
     assert len(_threads._workers) == int(number) - 1
 
 
-def test_callers_in_eight_threads(path, threads):
+def test_callers_in_eight_threads_get_their_own_results(path, threads):
     threads("3")
     start = threading.Barrier(8)
 
@@ -102,8 +101,7 @@ def test_parts_run_once_where_threads_cannot_start(path, started, threads, monke
     expected = truth(RoPE().rotate, x, POSITIONS)
     for _ in range(10):
         y = x.copy()
-        RoPE().rotate(y, POSITIONS, out=y)
-        same(y, expected)
+        same(RoPE().rotate(y, POSITIONS, out=y), expected)
     _threads.run_in_parts(lambda *part: parts.append(part), 4, 4)
     _threads.run_in_parts(lambda *_: time.sleep(0.01), 4, 4)  # has workers empty their queue
     assert sorted(parts) == [(0, 1), (1, 2), (2, 3), (3, 4)]
@@ -111,15 +109,14 @@ def test_parts_run_once_where_threads_cannot_start(path, started, threads, monke
 
 
 @pytest.mark.skipif(os.name != "posix", reason="this system sends no such signals")
-@pytest.mark.parametrize("kind", ["parts", "arrays", "compiler"])
+@pytest.mark.parametrize("kind", ["parts", "arrays", exhaustive("compiler")])
 def test_handlers_that_raise_are_obeyed_when_no_part_runs(kind):
     if kind != "parts":
         pytest.importorskip("llvmlite")
-    options = ("-W", "error")
-    printed("interrupted_calls.py", kind, options=options, ROPE_XP_NUM_THREADS="8")
+    printed("interrupted_calls.py", kind, options=("-W", "error"), ROPE_XP_NUM_THREADS="8")
 
 
-def test_threads_obey_the_errstate_of_the_caller(threads):
+def test_workers_obey_the_errstate_of_the_caller(threads):
     threads("3")
     x = np.full((2, 130, 4, 16), np.inf, np.float32)
     with rope_xp.use_path("chunked"):
@@ -130,9 +127,9 @@ def test_threads_obey_the_errstate_of_the_caller(threads):
 
 
 @pytest.mark.parametrize("number", ["0", "two", "-1", "1.5", " "])
-def test_a_number_of_threads_that_is_none(path, number, threads):
+def test_a_number_of_threads_that_is_not_positive_is_refused(path, number, threads):
     threads(number)
-    with pytest.raises(RopeError, match="ROPE_XP_NUM_THREADS is .*whole number"):
+    with pytest.raises(RopeError, match="ROPE_XP_NUM_THREADS is .*integer of at least 1"):
         RoPE().rotate(np.ones((3, 64, 8), np.float32))
 
 
@@ -160,15 +157,13 @@ os.wait()
 """
 
 
-@pytest.mark.parametrize(
-    ("openmp", "ours", "expected"),
-    [
-        *(("", "", CORES), ("1", "", 1), ("5", "", 5), (" 3,2,1", "", 3), ("1", "4", 4)),
-        *(("0", "", CORES), ("all", "", CORES)),
-    ],
-)
-def test_threads_of_a_worker(openmp, ours, expected, monkeypatch):
-    """Those of OpenMP, which joblib and others set for workers, unless ours is set."""
+LIMITS = [("", "", CORES), ("1", "", 1), ("5", "", 5), (" 3,2,1", "", 3), ("1", "4", 4)]
+LIMITS += [("0", "", CORES), ("all", "", CORES)]
+
+
+@pytest.mark.parametrize(("openmp", "ours", "expected"), LIMITS)
+def test_openmp_limits_threads_unless_our_own_variable_is_set(openmp, ours, expected, monkeypatch):
+    """As joblib and others set it for workers."""
     monkeypatch.setenv("OMP_NUM_THREADS", openmp)
     monkeypatch.setenv("ROPE_XP_NUM_THREADS", ours)
     _threads.limit.cache_clear()
@@ -177,16 +172,13 @@ def test_threads_of_a_worker(openmp, ours, expected, monkeypatch):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_a_forked_worker_has_threads_of_its_own(tmp_path):
-    """As many as its environment names, and as it asks for: in a process, and in a fork of it."""
-    (tmp_path / "count.py").write_text(COUNT)
+def test_a_process_and_its_fork_start_as_many_threads_as_their_environment_names():
     # Python 3.12 warns of every fork beside threads.
-    variables = {"OMP_NUM_THREADS": "2", "ROPE_XP_NUM_THREADS": ""}
-    lines = printed(tmp_path / "count.py", "3", options=("-W", "ignore"), **variables)
+    lines = run("-W", "ignore", "-c", COUNT, "3", OMP_NUM_THREADS="2", ROPE_XP_NUM_THREADS="")
     assert lines.split() == ["2", "3"]
 
 
-def test_torch_decides_for_tensors_what_openmp_says(monkeypatch):
+def test_torch_limits_threads_for_tensors_whatever_openmp_says(monkeypatch):
     """Processes of torchrun have one thread, until torch is told otherwise."""
     torch = pytest.importorskip("torch")
     cpu = importlib.import_module("rope_xp_backends.torch.cpu")

@@ -64,7 +64,6 @@ def compiled(nvrtc, arch, keys):
 
 
 def disassembled(cubin, folder):
-    """Return the instructions of each kernel in a cubin."""
     program = cuda_on_cpu.cuda_folder("bin") / "nvdisasm"
     (folder / "kernels.cubin").write_bytes(cubin)
     command = [str(program), "-c", str(folder / "kernels.cubin")]
@@ -74,9 +73,9 @@ def disassembled(cubin, folder):
 
 
 @pytest.mark.parametrize(
-    ("arch", "every"), [("sm_90", 14), *(exhaustive(arch, 1) for arch in MATRIX)]
+    ("arch", "every"), [("sm_90", 41), *(exhaustive(arch, 1) for arch in MATRIX)]
 )
-def test_kernels_fit_the_chip(arch, every, nvrtc, tmp_path):
+def test_kernels_fit_registers_and_spill_nothing(arch, every, nvrtc, tmp_path):
     keys = MATRIX[arch][::every]
     names, log, cubin = compiled(nvrtc, arch, keys)
     reports = REPORT.findall(log)

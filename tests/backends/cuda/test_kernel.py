@@ -12,6 +12,7 @@ from rope_xp_backends.gpu import cuda_plan
 from rope_xp_backends.gpu.cuda_plan import COMPONENTS, COS_SIN, TABLE_LOOKUP, CudaKey
 from support import cuda_on_cpu
 from support.bits import same, sample
+from support.equality import LAYOUTS
 from support.exhaustive import exhaustive
 from support.targets import lent, numpy_dtype, truth
 
@@ -24,10 +25,7 @@ from rope_xp._core.memory import StridedLayout
 
 POSITIONS = np.random.default_rng(0).integers(-70_000, 1 << 23, 21)
 POSITIONS[0] = 0
-LAYOUTS = ("half", "interleaved", "interleaved_to_half")
 ACCESSES = sorted({(key.dtype, key.access) for key in cuda_on_cpu.every_key()})
-
-
 NORMS = sorted({(key.dtype, key.access) for key in cuda_on_cpu.norm_keys()})
 
 
@@ -50,8 +48,7 @@ def place(x, alignment):
 
 @pytest.mark.parametrize(("dtype", "access"), ACCESSES)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_key(dtype, layout, access, rng):
-    """New and in place, both ways, with angles of each source: the key that was meant, its bits."""
+def test_every_kernel_has_the_bits_of_numpy(dtype, layout, access, rng):
     q, k = (place(sample(rng, 2, 21, h, 64, dtype=dtype), access) for h in (5, 2))
     k[..., ::3] *= 0  # zeros of both signs, which results have too
     rope = RoPE(layout=layout)
@@ -70,18 +67,14 @@ def test_every_key(dtype, layout, access, rng):
         read, write = pairs[::-1] if i % 2 else pairs
         source = COS_SIN if dtype == "float64" else source  # noqa: PLW2901  # float64 is given
         for x in (q, k):
-            expected = truth(turn, x)
-            in_place = place(x, access)
+            expected, in_place = truth(turn, x), place(x, access)
             for out in (place(x, access), in_place):
-                turn(in_place if out is in_place else x, out=out)
+                same(turn(in_place if out is in_place else x, out=out), expected)
                 (key,) = cuda_on_cpu.get_keys()
                 assert key == CudaKey(dtype, read, write, access, source, out is in_place)
                 seen.add(key)
-                same(out, expected)
-    expected = truth(rope.apply, q, k, POSITIONS)
     results = rope.apply(q, k, POSITIONS, out=(place(q, access), place(k, access)))
-    for got, e in zip(results, expected, strict=True):
-        same(got, e)
+    same(results, truth(rope.apply, q, k, POSITIONS))
     assert len(cuda_on_cpu.get_keys()) == 1  # q and k in one launch
     keys = [x for x in cuda_on_cpu.every_key() if (x.dtype, x.access) == (dtype, access)]
     assert seen == {key for key in keys if key[1:3] in (pairs, pairs[::-1])}
@@ -110,7 +103,7 @@ ASKEW = {
 
 
 @pytest.mark.parametrize("kind", ASKEW)
-def test_accesses_are_as_wide_as_fits(kind, rng):
+def test_accesses_are_as_wide_as_the_alignment_of_arrays_allows(kind, rng):
     make, slices, accesses = ASKEW[kind]
     for layout, access in zip(("half", "interleaved"), accesses, strict=True):
         x, out, rope = make(), make(), RoPE(layout=layout, **slices)
@@ -121,34 +114,32 @@ def test_accesses_are_as_wide_as_fits(kind, rng):
         same(rope.rotate(x, POSITIONS, out=x), expected)
 
 
-def test_tables_that_lie_askew(rng):
+def test_accesses_are_as_wide_as_the_alignment_of_tables_allows(rng):
     x = place(sample(rng, 21, 2, 64, dtype="bfloat16"), 16)
     for columns, start, access in ((32, 0, 16), (33, 0, 2), (34, 0, 4), (36, 2, 4), (36, 4, 16)):
-        cos, sin = (
-            place(np.zeros((21, columns), np.float32), 16)[:, start : start + 32] for _ in "cs"
-        )
+        tables = [place(np.zeros((21, columns), np.float32), 16)[:, start:] for _ in "cs"]
+        cos, sin = (table[:, :32] for table in tables)
         cos[...], sin[...] = RoPE().cos_sin(POSITIONS, 64)
-        got = rope_xp.apply_tables(x, cos, sin, layout="half")
-        same(got, truth(rope_xp.apply_tables, x, cos, sin, layout="half"))
+        apply = partial(rope_xp.apply_tables, x, cos, sin, layout="half")
+        same(apply(), truth(apply))
         assert cuda_on_cpu.get_keys()[0].access == access
 
 
 @pytest.mark.parametrize("head_dim", [2, 6, 80, 576, exhaustive(2048)])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_head_dim(head_dim, layout, rng):
+def test_every_head_dim_has_the_bits_of_numpy(head_dim, layout, rng):
     """Beside powers of two; and so large that a block has no thread for each pair."""
     for dtype in ("bfloat16", "float64"):
         x, rope = sample(rng, 2, 3, 2, head_dim, dtype=dtype), RoPE(layout=layout)
         expected = truth(rope.rotate, x, POSITIONS[:3])
         same(rope.rotate(x, POSITIONS[:3]), expected)
-        rope.rotate(x, POSITIONS[:3], out=x)
-        same(x, expected)
+        same(rope.rotate(x, POSITIONS[:3], out=x), expected)
 
 
 @pytest.mark.exhaustive  # which has all kernels compiled once more
 @pytest.mark.parametrize(("dtype", "access"), NORMS)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_norm(dtype, layout, access, rng):
+def test_norms_are_within_two_ulp(dtype, layout, access, rng):
     """Of q and k by weights of their own; of a slice; without weights; new and in place."""
     compute_dtype = np.float64 if dtype == "float64" else np.float32
     for rotary_dim, weighted in ((64, True), (64, False), (32, True)):
@@ -169,7 +160,7 @@ def test_norm(dtype, layout, access, rng):
                 assert (np.abs(y.astype(compute_dtype) - e) <= bound + rounding).all()
 
 
-def test_norms_that_are_declined(rng):
+def test_norms_that_no_kernel_takes_are_refused_by_reason(rng):
     x, w = sample(rng, 21, 2, 512), np.ones(512, np.float32)
     for reason, rope, y, norm in (
         ("of 256 components", RoPE(), x, (w, 1e-6)),
@@ -183,20 +174,13 @@ def test_norms_that_are_declined(rng):
             rope.rotate(y, POSITIONS, norm=norm)
 
 
-Shape = tuple[int, ...]
-
-
-def draw(rng, shape):
-    return None if shape is None else rng.integers(0, 1 << 23, shape)
-
-
-def check(q, k, positions, axes=None):
+def check(rng, q, k, shape, axes=None):
+    positions = None if shape is None else rng.integers(0, 1 << 23, shape)
     apply = partial(RoPE(layout="half").apply, q, k, positions, axes=axes)
-    for got, expected in zip(apply(), truth(apply), strict=True):
-        same(got, expected)
+    same(apply(), truth(apply))
 
 
-# Rows are q's and k's shape, axes, and how many launches take both.
+# Shapes of q and k, axes, and the shape of positions.
 ONE_LAUNCH = [
     ((2, 21, 6, 64), (2, 21, 2, 64), "bshd", None),
     ((2, 6, 21, 64), (2, 2, 21, 64), "bhsd", None),
@@ -212,19 +196,19 @@ ONE_LAUNCH = [
 
 @pytest.mark.parametrize(("q_shape", "k_shape", "axes", "positions"), ONE_LAUNCH)
 def test_one_launch_takes_q_and_k(q_shape, k_shape, axes, positions, rng):
-    check(sample(rng, *q_shape), sample(rng, *k_shape), draw(rng, positions), axes)
+    check(rng, sample(rng, *q_shape), sample(rng, *k_shape), positions, axes)
     assert len(cuda_on_cpu.PATH.ran) == 1
 
 
 @pytest.mark.parametrize("counted", [True, False])
-def test_batch_axes_that_do_not_fold_take_launches(counted, rng):
+def test_batch_axes_that_do_not_fold_take_several_launches(counted, rng):
     q = sample(rng, 3, 2, 4, 21, 5, 64)[:, ::-1, ::2, ::-1]
     k = sample(rng, 3, 2, 2, 21, 2, 64)
-    check(q, k, draw(rng, None if counted else (3, 1, 2, 21)))
+    check(rng, q, k, None if counted else (3, 1, 2, 21))
     assert len(cuda_on_cpu.PATH.ran) > 1
 
 
-def test_rows_beyond_the_grid(monkeypatch, rng):
+def test_rows_beyond_the_largest_grid_are_rotated(monkeypatch, rng):
     monkeypatch.setattr(cuda_plan, "MAX_GRID_Y", 2)
     cuda_plan.plan_steps.cache_clear()
     x = sample(rng, 5, 7, 3, 8)
@@ -234,7 +218,6 @@ def test_rows_beyond_the_grid(monkeypatch, rng):
 
 
 def step_of(tokens, heads, head_dim=128, axes="bshd"):
-    """Return the launch for q and k of bfloat16."""
     layouts = []
     for n in heads:
         sizes = {"b": 1, "s": tokens, "h": n, "d": head_dim}
@@ -248,7 +231,7 @@ def step_of(tokens, heads, head_dim=128, axes="bshd"):
 
 
 @pytest.mark.parametrize("axes", ["bshd", "bhsd"])
-def test_64_mib_fill_a_gpu_often(axes):
+def test_64_mib_fill_a_gpu_four_times(axes):
     """The last blocks, which leave multiprocessors without work, are few beside the others."""
     step = step_of(6554, (32, 8), axes=axes)
     assert cuda_on_cpu.count_waves(math.prod(step.grid), math.prod(step.block)) >= 4
@@ -256,8 +239,7 @@ def test_64_mib_fill_a_gpu_often(axes):
 
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
 @pytest.mark.parametrize("heads", [(32, 8), (28, 4), (16, 16), (71, 1), (8, 1), (1, 1)])
-def test_blocks_of_whole_warps(heads, head_dim):
-    """And all heads find a lane, few lanes none."""
+def test_blocks_have_whole_warps_and_few_idle_lanes(heads, head_dim):
     for tokens in (512, 65536):
         grid, (x, y, z) = (step := step_of(tokens, heads, head_dim)).grid, step.block
         assert x * y * z % 32 == 0
@@ -268,8 +250,7 @@ def test_blocks_of_whole_warps(heads, head_dim):
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
-def test_positions_that_nobody_checked(dtype, rng):
-    """As they lie on a device: out of range is NaN, in q and k and in every pair."""
+def test_device_positions_out_of_range_give_nan_in_every_pair(dtype, rng):
     outside = [1 << 31, -(1 << 31), 1 << 62, -(1 << 63)] if dtype == "int64" else [-(1 << 31)]
     inside = [(1 << 31) - 1, 1 - (1 << 31), 0, -1, 2047, -2048, 1 << 22]
     positions = np.array(outside + inside, dtype)
@@ -283,7 +264,7 @@ def test_positions_that_nobody_checked(dtype, rng):
 
 
 @pytest.mark.parametrize("axes", ["shd", "hsd"])
-def test_strides_beyond_32_bits(axes, rng):
+def test_strides_beyond_32_bits_are_followed(axes, rng):
     """Tokens, or heads, 3 GiB apart, in memory that is promised and not there."""
     apart = 3 << 30
     with mmap.mmap(-1, 2 * apart + (1 << 20)) as memory:
@@ -293,19 +274,15 @@ def test_strides_beyond_32_bits(axes, rng):
         x[...] = sample(rng, 3, 2, 128, dtype="float16")
         positions = POSITIONS[: 3 if axes == "shd" else 2]
         expected = truth(RoPE().rotate, x.copy(), positions, axes=axes)
-        RoPE().rotate(x, positions, axes=axes, out=x)
-        same(x.copy(), expected)
+        same(RoPE().rotate(x, positions, axes=axes, out=x).copy(), expected)
         cuda_on_cpu.PATH.ran.clear()
         del x, buffer
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_one_array_in_place_and_one_not(layout, rng):
-    """What passes through is copied for k, and not written for q."""
+def test_q_in_place_and_k_not_copies_what_passes_through_for_k(layout, rng):
     for rotary_dim, offset in ((64, 448), (12, 64)):
         rope = RoPE(layout=layout, rotary_dim=rotary_dim, rotary_offset=offset)
         q, k = (sample(rng, 2, 3, h, 512, dtype="bfloat16") for h in (3, 1))
-        expected, other = truth(rope.apply, q, k, POSITIONS[:3]), np.zeros_like(k)
-        rope.apply(q, k, POSITIONS[:3], out=(q, other))
-        same(q, expected[0])
-        same(other, expected[1])
+        expected = truth(rope.apply, q, k, POSITIONS[:3])
+        same(rope.apply(q, k, POSITIONS[:3], out=(q, np.zeros_like(k))), expected)

@@ -2,15 +2,13 @@
 
 import numpy as np
 import pytest
-from support.targets import numpy_dtype
+from support.equality import LAYOUTS
+from support.targets import numpy_dtype, truth
 
 import rope_xp
 from rope_xp import RoPE
 
 cupy = pytest.importorskip("cupy")
-
-LAYOUTS = ("half", "interleaved", "interleaved_to_half")
-
 
 pytestmark = [
     pytest.mark.gpu,
@@ -24,22 +22,19 @@ def check(got, expected):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_the_bits_of_numpy(dtype, layout, rng):
+def test_numbers_of_every_size_have_the_bits_of_numpy(dtype, layout, rng):
     """No multiply-add is fused and no small number taken for zero; in place as elsewhere."""
     shape, positions = (2, 130, 6, 128), rng.integers(-(1 << 31) + 1, 1 << 31, (2, 130))
     x = (rng.standard_normal(shape) * 10.0 ** rng.integers(-44, 4, shape)).astype(np.float32)
     x = x.astype(numpy_dtype(dtype))
     rope = RoPE(layout=layout)
-    with rope_xp.use_path("portable"):
-        expected = rope.rotate(x, positions)
-    made = cupy.asarray(x)
+    expected, made = truth(rope.rotate, x, positions), cupy.asarray(x)
     with rope_xp.use_path("cuda"):
         check(rope.rotate(made, cupy.asarray(positions)), expected)
         check(rope.rotate(made, positions, out=made), expected)
 
 
-def test_the_current_stream(rng):
-    """On each of two streams a call comes after what was asked of that stream before."""
+def test_a_call_comes_after_earlier_work_of_its_stream(rng):
     x = rng.standard_normal((4096, 32, 128)).astype(np.float32)
     expected = RoPE().rotate(x)
     for stream in (cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream(non_blocking=True)):
@@ -56,7 +51,7 @@ def test_the_current_stream(rng):
 
 @pytest.mark.unsanitized  # it would take minutes
 @pytest.mark.parametrize("axes", ["shd", "hsd"])
-def test_more_elements_than_32_bits_count(axes):
+def test_more_elements_than_32_bits_count_are_rotated(axes):
     """2**31 + 2**24 of them, and bytes beyond 2**32: the last and the first are turned alike."""
     heads, tokens = 129, (1 << 31) // (128 * 128)
     shape = (tokens, heads, 128) if axes == "shd" else (heads, tokens, 128)
@@ -77,8 +72,8 @@ def test_more_elements_than_32_bits_count(axes):
     cupy.get_default_memory_pool().free_all_blocks()
 
 
-def test_two_devices(rng):
-    """Each array is turned on its own device, whichever is current."""
+def test_each_array_is_rotated_on_its_own_device(rng):
+    """Whichever is current."""
     if cupy.cuda.runtime.getDeviceCount() < 2:
         pytest.skip("there is one GPU")
     x = rng.standard_normal((9, 4, 64)).astype(np.float32)

@@ -10,8 +10,9 @@ from rope_xp_backends import gpu
 from rope_xp_backends.gpu import cuda
 from rope_xp_backends.gpu.cuda_plan import ARGUMENTS
 from support import cuda_on_cpu
+from support.bits import sample
+from support.equality import LAYOUTS
 from support.slow_path import run_twice
-from support.targets import numpy_dtype
 
 import rope_xp
 from rope_xp import RoPE
@@ -26,7 +27,6 @@ cupy = pytest.importorskip("cupy")
 glue = importlib.import_module("rope_xp_backends.cupy")
 paths = importlib.import_module("rope_xp_backends.cupy.paths")
 HEADS = (slice(4), slice(4, None))
-LAYOUTS = ("half", "interleaved", "interleaved_to_half")
 
 
 def on_host(x):
@@ -37,7 +37,6 @@ def on_host(x):
 
 
 def read(x):
-    """Return a copy in numpy of what such an array holds."""
     interface = {"version": 3, "shape": x.shape, "strides": x.strides, "typestr": f"|V{x.itemsize}"}
     interface["data"] = (x.data.ptr, True)
     return np.array(SimpleNamespace(__array_interface__=interface)).view(x.dtype)
@@ -72,11 +71,10 @@ def host(monkeypatch):
     return synchronized
 
 
-def test_norm(host, rng):
-    """Also of cached calls, whose weights lie elsewhere."""
-    q, k = (rng.standard_normal((5, heads, 16)).astype(np.float32) for heads in (4, 2))
+def test_norms_of_cached_calls_read_their_own_weights(host, rng):
+    q, k = sample(rng, 5, 4, 16), sample(rng, 5, 2, 16)
     for _ in range(3):
-        weights = [rng.standard_normal(16).astype(np.float32) for _ in "qk"]
+        weights = [sample(rng, 16) for _ in "qk"]
         expected = rope_xp.apply(q, k, POSITIONS, norm=rope_xp.QKNorm(*weights))
         norm = rope_xp.QKNorm(*map(on_host, weights))
         got = rope_xp.apply(on_host(q), on_host(k), on_host(POSITIONS), norm=norm)
@@ -103,9 +101,9 @@ VIEWS = {
 @pytest.mark.parametrize("axes", VIEWS)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_path_on_host_memory(host, layout, dtype, axes, rng, monkeypatch):
-    """Arrays, glue and launches are cupy's own; only who computes is not."""
-    fused = rng.standard_normal((2, 5, 6, 16)).astype(numpy_dtype(dtype))
+def test_calls_and_cached_calls_equal_numpy(host, layout, dtype, axes, rng, monkeypatch):
+    """Arrays, glue and launches are cupy's own. Only who computes is not."""
+    fused = sample(rng, 2, 5, 6, 16, dtype=dtype)
     rope = RoPE(layout=layout, rotary_dim=12, rotary_offset=2)
     parts = [fused[:, :, part] for part in HEADS]
     expected = [VIEWS[axes](e) for e in rope.apply(*parts, POSITIONS)]
@@ -133,14 +131,13 @@ def test_the_path_on_host_memory(host, layout, dtype, axes, rng, monkeypatch):
 
 
 def test_results_lie_as_their_inputs_do(host, rng):
-    x = rng.standard_normal((2, 3, 4, 8)).astype(np.float32)
+    x = sample(rng, 2, 3, 4, 8)
     turned = RoPE().rotate(on_host(x).transpose(0, 2, 1, 3), axes="bhsd")
     assert turned.strides == x.transpose(0, 2, 1, 3).strides
     np.testing.assert_array_equal(read(turned), RoPE().rotate(x.swapaxes(1, 2), axes="bhsd"))
 
 
-def test_tables_are_waited_for_once(host):
-    """Any stream may read them next, and none waits for the one that copied them."""
+def test_tables_are_waited_for_once_so_that_any_stream_may_read_them(host):
     for _ in range(2):
         RoPE().rotate(on_host(np.ones((3, 2, 8), np.float32)), [5, 6, 7])
         assert host == [0]
@@ -187,7 +184,7 @@ def test_graphs_keep_the_tables_that_they_read(host, monkeypatch):
         assert len(caches.PINNED) == 3 + 1  # digits, and frequencies
 
 
-def test_a_kernel_that_a_graph_cannot_load_is_tried_again(host, monkeypatch):
+def test_a_kernel_that_fails_while_a_graph_is_captured_is_tried_again(host, monkeypatch):
     x = on_host(np.ones((3, 2, 8), np.float32))
     with monkeypatch.context() as patched:
         patched.setattr(paths, "compile_kernel", fail_with(RuntimeError("not permitted here")))
@@ -220,8 +217,8 @@ def test_a_kernel_is_loaded_in_relaxed_mode(monkeypatch):
     assert modes == [0]  # as it was before
 
 
-def test_cupy_takes_the_argument_of_a_launch():
-    """Its own launch, of no kernel: it gets as far as the driver, where there is none."""
+def test_launches_of_cupy_take_one_structure_by_value():
+    """A launch of no kernel gets as far as the driver, where there is none."""
     if cupy.is_available():
         pytest.skip("cupy finds a GPU, which would launch what is no kernel")
     nothing = cupy.cuda.function.Function.__new__(cupy.cuda.function.Function)
@@ -233,7 +230,7 @@ def test_cupy_takes_the_argument_of_a_launch():
         nothing((1, 1), (1, 1, 1), (words.view(ARGUMENTS),), 0, stream)
 
 
-def test_what_is_declined(host):
+def test_strided_components_are_declined_and_libraries_do_not_mix(host):
     x = on_host(np.ones((3, 2, 8), np.float32))
     wide = on_host(np.ones((3, 2, 16), np.float32))
     for strided in (wide[..., ::2], wide[..., 7::-1]):
@@ -252,14 +249,10 @@ class CompileException(Exception):  # noqa: N818  # as cupy calls its own
 @pytest.mark.parametrize(
     "error", [RuntimeError("no libnvrtc"), CompileException("no cuda_fp16.h")], ids=repr
 )
-def test_a_kernel_that_cannot_be_compiled(host, error, monkeypatch):
-    """Its path warns once, and leaves this call and all others to the portable one."""
-
+def test_a_kernel_that_cannot_be_compiled_is_warned_of_once(host, error, monkeypatch):
     monkeypatch.setattr(paths, "compile_kernel", fail_with(error))
-    path = paths.Cuda()
-    call = parse.rotate(
-        RoPE(), on_host(np.ones((3, 2, 8), np.float32)), None, None, None, False, None
-    )
+    path, x = paths.Cuda(), on_host(np.ones((3, 2, 8), np.float32))
+    call = parse.rotate(RoPE(), x, None, None, None, False, None)
     assert path.decline_reason(call, forced=False) is None
     with (
         pytest.warns(RuntimeWarning, match="goes on without a kernel of cupy.*no "),

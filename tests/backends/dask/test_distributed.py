@@ -9,7 +9,6 @@ import pytest
 from rope_xp import RoPE
 
 da = pytest.importorskip("dask.array", reason="dask is not installed")
-distributed = pytest.importorskip("distributed", reason="distributed is not installed")
 
 STATUS = pathlib.Path("/proc/self/status")
 MIB = 1 << 20
@@ -25,12 +24,11 @@ def block(x: np.ndarray) -> np.ndarray:
 
 
 def read_memory(field: str) -> int:
-    """Return a field of Linux's status of this process, in bytes."""
     lines = STATUS.read_text().splitlines()
     return 1024 * int(dict(line.split()[:2] for line in lines if line.endswith("kB"))[f"{field}:"])
 
 
-def spilled(dask_worker: distributed.Worker) -> int:
+def spilled(dask_worker) -> int:
     """Return how many bytes a worker has ever written to disk for want of memory."""
     metrics = getattr(dask_worker.data, "cumulative_metrics", {})
     return int(sum(n for key, n in metrics.items() if key[0] == "disk-write"))
@@ -43,7 +41,6 @@ def has_kernel() -> bool:
 
 
 def rotated(chunks: int):
-    """Return the sums of squares of rotated ones, each chunk made by the task that needs it."""
     x = da.ones((1, chunks * TOKENS, 8, 128), chunks=(1, TOKENS, 8, 128), dtype=np.float32)
     x = x.map_blocks(np.ascontiguousarray)  # a block of ones is a single one until it is copied
     y = RoPE(layout="half").rotate(x, da.arange(10**6, 10**6 + x.shape[1], chunks=TOKENS))
@@ -54,7 +51,8 @@ def rotated(chunks: int):
 
 @pytest.mark.exhaustive
 @pytest.mark.skipif(not STATUS.exists(), reason="only Linux tells the peak of memory")
-def test_more_than_a_worker_can_hold(tmp_path: pathlib.Path) -> None:
+def test_arrays_larger_than_a_worker_pass_through_it_without_spilling(tmp_path):
+    distributed = pytest.importorskip("distributed", reason="distributed is not installed")
     assert CHUNKS * CHUNK >= 2 * LIMIT
     with (
         distributed.LocalCluster(

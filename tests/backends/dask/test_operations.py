@@ -5,16 +5,24 @@ from functools import partial
 
 import numpy as np
 import pytest
-from support.lazy import equal, sample
+from support import bits
 from support.targets import ALL_FLOATS
 
 import rope_xp
 from rope_xp import RoPE, RopeError
 from rope_xp._arguments import parse
-from rope_xp._rotation.tables import host_tables
 
 dask = pytest.importorskip("dask")
 da = pytest.importorskip("dask.array", reason="dask or its arrays are not installed")
+
+sample = partial(bits.sample, np.random.default_rng(0))
+
+
+def equal(lazy, expected):
+    assert isinstance(lazy, da.Array)
+    assert (lazy.dtype, lazy.shape) == (expected.dtype, expected.shape)
+    bits.same(lazy.compute(scheduler="synchronous"), expected)
+
 
 ROPES = {
     "half": RoPE(layout="half"),
@@ -30,7 +38,7 @@ CHUNKS = [
 
 @pytest.mark.parametrize("chunks", CHUNKS)
 @pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES)
-def test_every_operation_keeps_chunks_and_bits(chunks, rope: RoPE):
+def test_every_operation_keeps_chunks_and_bits(chunks, rope):
     x, p = sample(2, 9, 4, 8), np.arange(9) * 1000 + 5
     lazy = da.from_array(x, chunks=chunks)
     for turn in (
@@ -45,15 +53,13 @@ def test_every_operation_keeps_chunks_and_bits(chunks, rope: RoPE):
 
 
 @pytest.mark.parametrize("dtype", ALL_FLOATS)
-def test_large_blocks_run_the_compiled_kernels(dtype: str):
-    """Blocks take numpy's fast path, whose kernels are compiled here if they were not."""
-    pytest.importorskip("llvmlite", reason="llvmlite is not installed")
+def test_positions_of_every_kind_and_chunk_equal_numpy(dtype):
     x = sample(1, 24, 2, 16, dtype=dtype)
     lazy = da.from_array(x, chunks=(1, 7, 1, 16))
-    assert rope_xp.explain(x, x).path == "llvm"
     whole = np.arange(24)
-    for p in (None, whole, whole.astype(np.int32), np.linspace(-3.5, 90_000.25, 24)):
-        for positions in (p, None if p is None else da.from_array(p, chunks=5)):
+    equal(RoPE().rotate(lazy), RoPE().rotate(x))
+    for p in (whole, whole.astype(np.int32), np.linspace(-3.5, 90_000.25, 24)):
+        for positions in (p, da.from_array(p, chunks=5)):
             equal(RoPE().rotate(lazy, positions), RoPE().rotate(x, p))
 
 
@@ -61,7 +67,7 @@ AXES = [("bhsd", (2, 4, 9, 8)), ("sbhd", (9, 2, 4, 8)), ("sxhbd", (9, 2, 3, 2, 8
 
 
 @pytest.mark.parametrize(("axes", "shape"), AXES)
-def test_axes_and_batched_positions(axes: str, shape: tuple[int, ...]):
+def test_batched_positions_of_any_chunks_equal_numpy_for_all_axes(axes, shape):
     x = sample(*shape)
     lazy = da.from_array(x, chunks=tuple(max(n // 2, 1) for n in shape))
     batch = [n for n, name in zip(shape, axes, strict=True) if name not in "shd"]
@@ -73,30 +79,19 @@ def test_axes_and_batched_positions(axes: str, shape: tuple[int, ...]):
             equal(RoPE().rotate(lazy, da.from_array(p, chunks=chunks), axes=axes), expected)
 
 
-def test_position_components():
+def test_position_components_of_any_chunks_equal_numpy():
     rope = RoPE(position_axes=(0, 1, 2, 0))
     x, p = sample(2, 9, 4, 8), np.random.default_rng(1).integers(0, 5000, (3, 2, 9))
     lazy = da.from_array(x, chunks=(1, 4, 2, 8))
-    for given in (p, da.from_array(p, chunks=2), p / 7, da.from_array(p / 7, chunks=(1, 2, 5))):
-        host = given.compute() if isinstance(given, da.Array) else given
-        equal(rope.rotate(lazy, given), rope.rotate(x, host))
-        for got, expected in zip(rope.cos_sin(given, 8), rope.cos_sin(host, 8), strict=True):
-            np.testing.assert_array_equal(np.asarray(got), expected)
+    for host, chunks in ((p, 2), (p / 7, (1, 2, 5))):
+        for given in (host, da.from_array(host, chunks=chunks)):
+            equal(rope.rotate(lazy, given), rope.rotate(x, host))
+            np.testing.assert_array_equal(rope.cos_sin(given, 8), rope.cos_sin(host, 8))
     equal(rope.rotate(lazy), rope.rotate(x))
     equal(rope.rotate(lazy, p[:, 0]), rope.rotate(x, p[:, 0]))
 
 
-def test_grouped_heads_and_keys_of_their_own():
-    q, k = sample(2, 3, 4, 8), sample(2, 7, 2, 8, dtype="float64")
-    p, kp = [100, 101, 102], np.arange(96, 103)
-    lazy = da.from_array(q, chunks=(1, 2, 3, 8)), da.from_array(k, chunks=(2, 3, 1, 8))
-    for given in (kp, da.from_array(kp, chunks=4)):
-        got = rope_xp.apply(*lazy, p, k_positions=given)
-        for g, e in zip(got, rope_xp.apply(q, k, p, k_positions=kp), strict=True):
-            equal(g, e)
-
-
-def test_tables_of_the_caller():
+def test_tables_of_any_chunks_equal_numpy():
     x, cos_sin = sample(2, 9, 4, 8), RoPE(rotary_dim=6).cos_sin(np.arange(18).reshape(2, 9), 8)
     lazy = da.from_array(x, chunks=(1, 4, 2, 5))
     expected = rope_xp.apply_tables(x, *cos_sin)
@@ -106,24 +101,18 @@ def test_tables_of_the_caller():
 
 @pytest.mark.parametrize("kind", ["int32", "uint64", "float16", "float32", "float64"])
 @pytest.mark.parametrize("wide", [False, True])
-def test_tables_of_lazy_positions(kind: str, wide: bool):
-    p = np.arange(30).reshape(2, 15).astype(kind)
-    lazy = da.from_array(p, chunks=(1, 4))
-    tables, dtype = RoPE().cos_sin, np.float64 if wide else None
-    for got, expected in zip(tables(lazy, 8, dtype=dtype), tables(p, 8, dtype=dtype), strict=True):
-        assert got.chunks == (*lazy.chunks, (4,))
-        equal(got, expected)
+def test_tables_have_the_chunks_of_their_positions(kind, wide):
+    p, options = np.arange(30).reshape(2, 15).astype(kind), {"dtype": np.float64 if wide else None}
+    for host, chunks in ((p, (1, 4)), (p[1, 4], ())):
+        lazy = da.from_array(host, chunks=chunks)
+        tables = RoPE().cos_sin(lazy, 8, **options), RoPE().cos_sin(host, 8, **options)
+        for got, expected in zip(*tables, strict=True):
+            assert got.chunks == (*lazy.chunks, (4,))
+            equal(got, expected)
 
 
-def test_tables_of_one_position():
-    for at in (5, 5.5):
-        lazy = RoPE().cos_sin(da.asarray(np.array(at)), 8)
-        for got, expected in zip(lazy, RoPE().cos_sin(at, 8), strict=True):
-            np.testing.assert_array_equal(got.compute(), expected)
-
-
-def test_blocks_of_another_library_than_their_positions():
-    """Positions of numpy follow a block to where it lies: cupy's in earnest, torch's here."""
+def test_positions_of_numpy_follow_a_block_to_its_library():
+    """To cupy in earnest, to torch here."""
     torch = pytest.importorskip("torch", reason="torch is not installed")
     from rope_xp_backends.dask import library, paths
 
@@ -137,7 +126,7 @@ def test_blocks_of_another_library_than_their_positions():
         turn(x, torch.arange(9))
 
 
-def test_the_path_is_told_and_can_be_asked_for():
+def test_the_path_blockwise_is_explained_and_forced_by_name():
     x = sample(2, 9, 4, 8)
     lazy = da.from_array(x, chunks=(1, 4, 2, 8))
     assert str(rope_xp.explain(lazy, lazy)) == "dask: blockwise"
@@ -148,7 +137,7 @@ def test_the_path_is_told_and_can_be_asked_for():
             RoPE().rotate(x)
 
 
-def test_positions_may_change_after_the_call():
+def test_positions_written_to_after_a_call_do_not_matter():
     x, p = sample(2, 9, 4, 8), np.arange(9, dtype=np.int32)
     lazy = RoPE().rotate(da.from_array(x, chunks=3), p)
     p += 1
@@ -160,22 +149,14 @@ def tasks(*arrays):
 
 
 @pytest.mark.parametrize("head_dim", [(8,), (5, 3)])
-def test_few_tasks_a_block_and_nothing_is_computed(head_dim):
+def test_a_call_adds_few_tasks_a_block_and_computes_nothing(head_dim):
     lazy = da.ones((2, 40, 4, 8), chunks=((1, 1), (7,) * 5 + (5,), (3, 1), head_dim))
     blocks = 2 * 6 * 2
-    kinds = (
-        None,
-        np.arange(40),
-        list(range(40)),
-        np.arange(40) / 3,
-        da.arange(40, chunks=7),
-        da.arange(40, chunks=11),
-        da.linspace(0, 1, 40, chunks=7),
-        da.zeros((2, 40), chunks=(1, 7), dtype=np.uint32),
-    )
+    kinds = [None, np.arange(40), list(range(40)), np.arange(40) / 3, da.arange(40, chunks=7)]
+    kinds += [da.arange(40, chunks=11), da.linspace(0, 1, 40, chunks=7)]
+    kinds += [da.zeros((2, 40), chunks=(1, 7), dtype=np.uint32)]
     with dask.config.set(scheduler=lambda *_, **__: pytest.fail("something was computed")):
         for p in kinds:
-            # Blocks come from a task each: what is counted is what rotating adds, for q and for k.
             new = tasks(*rope_xp.apply(lazy, lazy[..., :2, :], p)) - tasks(lazy, lazy[..., :2, :])
             merged = blocks * len(head_dim) // 2  # tasks that make head_dim whole, one a block
             assert new <= 6 * (blocks + blocks // 2) + merged
@@ -189,23 +170,20 @@ def test_the_plainest_call_adds_one_task_a_block():
     assert tasks(x) <= 2 * 32
 
 
-def test_equal_calls_have_equal_names_and_others_have_not():
+def test_equal_calls_alone_have_equal_names():
     lazy = da.ones((2, 9, 4, 8), chunks=(1, 3, 4, 8))
-    names = [
-        RoPE(base=base).rotate(lazy, p).name for base in (1e4, 1e5) for p in (None, [3] * 9, None)
-    ]
+    kinds = [(base, p) for base in (1e4, 1e5) for p in (None, [3] * 9, None)]
+    names = [RoPE(base=base).rotate(lazy, p).name for base, p in kinds]
     assert len(set(names)) == 4
     assert names[0] == names[2]
     assert names[0].startswith("rope-")
 
 
-def test_what_travels_is_small():
+def test_graphs_travel_without_tables():
     cloudpickle = pytest.importorskip("cloudpickle")
     lazy = da.ones((1, 4096, 4, 128), chunks=(1, 32, 4, 128))
     rope = RoPE(base=76_543.0, scaling=rope_xp.scaling.YaRN(4.0, 64))
-    before = host_tables.__self__.built
     got = rope.rotate(lazy)
-    assert host_tables.__self__.built == before
     (function,) = {
         layer.dsk if not hasattr(layer, "task") else layer.task.func
         for name, layer in got.dask.layers.items()
@@ -216,7 +194,7 @@ def test_what_travels_is_small():
     assert len(cloudpickle.dumps(dict(dask.optimize(got)[0].__dask_graph__()))) < 128 * 1000
 
 
-def test_bad_numbers_are_told_at_once():
+def test_bad_positions_of_the_host_are_refused_at_once():
     lazy = da.ones((2, 9, 4, 8), dtype=np.float32)
     with pytest.raises(RopeError, match="for_length"):
         RoPE(scaling=rope_xp.scaling.DynamicNTK(2.0, 64)).rotate(lazy)
@@ -225,20 +203,19 @@ def test_bad_numbers_are_told_at_once():
     assert np.isnan(RoPE().rotate(lazy, da.arange(9) + (1 << 31)).compute()).all()
 
 
-def test_refusals():
+def test_mixed_libraries_out_integers_and_masked_blocks_are_refused():
     x = sample(2, 9, 4, 8)
     lazy = da.from_array(x, chunks=3)
-    with pytest.raises(TypeError, match="q is a dask array and k a numpy array"):
-        rope_xp.apply(lazy, x)
-    with pytest.raises(TypeError, match="to rotate is a numpy array and positions a dask"):
-        RoPE().rotate(x, da.arange(9))
-    with pytest.raises(TypeError, match="out= with dask arrays: .*no memory to write to"):
-        rope_xp.apply(lazy, lazy, out=(lazy, lazy))
-    with pytest.raises(TypeError, match="q is a dask array .* int64.*convert it"):
-        rope_xp.apply(da.ones((2, 9, 4, 8), dtype=int), lazy)
-    masked = RoPE().rotate(da.ma.masked_array(x, x > 0))
-    with pytest.raises(TypeError, match="not those of an ndarray"):
-        masked.compute(scheduler="synchronous")
+    whole, masked = da.ones((2, 9, 4, 8), dtype=int), da.ma.masked_array(x, x > 0)
+    for message, call in (
+        ("q is a dask array and k a numpy array", lambda: rope_xp.apply(lazy, x)),
+        ("is a numpy array and positions a dask", lambda: RoPE().rotate(x, da.arange(9))),
+        ("dask arrays: .*no memory to write to", lambda: RoPE().rotate(lazy, out=lazy)),
+        ("q is a dask array .* int64.*convert it", lambda: rope_xp.apply(whole, lazy)),
+        ("not those of an ndarray", lambda: equal(RoPE().rotate(masked), x)),
+    ):
+        with pytest.raises(TypeError, match=message):
+            call()
 
 
 def unknown(x, axis):
@@ -247,7 +224,7 @@ def unknown(x, axis):
     return lazy[(*(slice(None),) * axis, da.ones(x.shape[axis], chunks=5) > 0)]
 
 
-def test_unknown_lengths_work_where_they_do_not_matter():
+def test_chunks_of_unknown_lengths_are_rotated_where_lengths_do_not_matter():
     x, p = sample(9, 9, 9, 8), np.arange(9) * 7
     for axis in (0, 2):
         lazy = unknown(x, axis)
@@ -262,29 +239,30 @@ def test_unknown_lengths_work_where_they_do_not_matter():
         np.testing.assert_array_equal(got.compute(), RoPE().rotate(x, p))
 
 
-def test_unknown_lengths_are_refused_where_they_matter():
+def test_chunks_of_unknown_lengths_are_refused_where_lengths_matter():
     x = sample(9, 9, 9, 8)
     needed = "unknown length.*compute_chunk_sizes"
     for path, p in ((None, None), ("portable", None), (None, np.arange(9)), (None, da.arange(9))):
         with rope_xp.use_path(path), pytest.raises(RopeError, match=needed):
             RoPE().rotate(unknown(x, 1), p)
-    with pytest.raises(RopeError, match="positions has an axis.*compute_chunk_sizes"):
-        RoPE().rotate(da.from_array(x, chunks=3), unknown(np.arange(9), 0))
-    with pytest.raises(RopeError, match="q has an axis.*compute_chunk_sizes"):
-        rope_xp.apply(unknown(x, 0), da.from_array(x, chunks=3))
-    more = da.concatenate([unknown(np.arange(9), 0), da.arange(1)])
-    with pytest.raises(RopeError, match="3 chunks along an axis.* has 2.*compute_chunk_sizes"):
-        RoPE().rotate(unknown(x, 1), more)
-    for rope in (RoPE(), RoPE(rotary_dim=4)):
-        with pytest.raises(RopeError, match=needed):
-            rope.rotate(unknown(x, 3))
+    lazy, at = da.from_array(x, chunks=3), unknown(np.arange(9), 0)
+    more = da.concatenate([at, da.arange(1)])
+    for message, call in (
+        ("positions has an axis", lambda: RoPE().rotate(lazy, at)),
+        ("q has an axis", lambda: rope_xp.apply(unknown(x, 0), lazy)),
+        ("3 chunks along an axis.* has 2", lambda: RoPE().rotate(unknown(x, 1), more)),
+        ("unknown length", lambda: RoPE().rotate(unknown(x, 3))),
+        ("unknown length", lambda: RoPE(rotary_dim=4).rotate(unknown(x, 3))),
+    ):
+        with pytest.raises(RopeError, match=f"{message}.*compute_chunk_sizes"):
+            call()
     known = unknown(x, 1)
     known.compute_chunk_sizes()
     equal(RoPE().rotate(known), RoPE().rotate(x))
 
 
 @pytest.mark.parametrize("tokens", [64, 8192])
-def test_blocks_that_turn_out_not_to_fit(tokens: int):
+def test_blocks_that_do_not_fit_their_positions_raise_when_computed(tokens):
     """Of unknown lengths: large blocks take kernels, which would read as many as they need."""
     x = da.ones((1, tokens, 2, 64), chunks=(1, tokens // 2, 2, 64), dtype=np.float32)
     at = da.arange(tokens, chunks=tokens // 2)

@@ -5,10 +5,9 @@ import weakref
 
 import numpy as np
 import pytest
-from support.bits import sample
+from support.bits import same, sample
 from support.slow_path import run_twice
 
-import rope_xp
 from rope_xp import RoPE
 from rope_xp._dispatch import call_cache
 
@@ -18,8 +17,6 @@ jnp = jax.numpy
 CALLS = call_cache.CALLS
 HALF = RoPE(layout="half")
 PARTS = RoPE(layout="half", position_axes=(0, 1, 1, 0))
-
-
 POSITIONS = {
     "counted": None,
     "list": [5, 1_000_000],
@@ -29,10 +26,15 @@ POSITIONS = {
 }
 
 
+def check(first, second):
+    for x, y in zip(first, second, strict=True):
+        same(np.asarray(x), np.asarray(y))
+
+
 @pytest.mark.covering
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("positions", POSITIONS)
-def test_same_bits(positions, dtype, rng, monkeypatch) -> None:
+def test_cached_calls_have_the_bits_of_the_slow_path(positions, dtype, rng, monkeypatch):
     q, k = (jnp.asarray(sample(rng, 2, 2, n, 8), dtype) for n in (4, 2))
     at = POSITIONS[positions]
     for call in (
@@ -40,12 +42,10 @@ def test_same_bits(positions, dtype, rng, monkeypatch) -> None:
         lambda: (HALF.rotate(q, at), HALF.unrotate(k, at)),
         lambda: HALF.apply(q, k, at, axes="sbhd") if positions != "numpy" else (),
     ):
-        for first, second in zip(*run_twice(call, monkeypatch), strict=True):
-            assert first.dtype == second.dtype == dtype
-            np.testing.assert_array_equal(np.asarray(first, "f4"), np.asarray(second, "f4"))
+        check(*run_twice(call, monkeypatch))
 
 
-def test_same_bits_of_components_and_tables(rng, monkeypatch) -> None:
+def test_cached_components_and_angles_have_the_bits_of_the_slow_path(rng, monkeypatch):
     q, k = (jnp.asarray(sample(rng, 1, 3, n, 8)) for n in (4, 2))
     images = jnp.asarray([[1, 2, 3], [4, 5, 6]])
     angles = HALF.at(images[0], like=q)
@@ -55,23 +55,23 @@ def test_same_bits_of_components_and_tables(rng, monkeypatch) -> None:
         lambda: angles.apply(q, k),
         lambda: (angles.unrotate(q),),
     ):
-        for first, second in zip(*run_twice(call, monkeypatch), strict=True):
-            np.testing.assert_array_equal(np.asarray(first), np.asarray(second))
+        check(*run_twice(call, monkeypatch))
 
 
-def test_the_range_of_positions_is_part_of_a_signature() -> None:
+def test_positions_beyond_those_of_a_cached_call_are_exact():
     """What is compiled for small ones reads fewer digits."""
     CALLS.cache_clear()
     x = jnp.ones((1, 2, 8))
     for _ in range(2):
         HALF.rotate(x, [5])
     for far in (5000, 5_000_000, -5, -5_000_000):
-        expected = rope_xp.RoPE(layout="half").rotate(np.ones((1, 2, 8), np.float32), [far])
+        expected = HALF.rotate(np.ones((1, 2, 8), np.float32), [far])
         for _ in range(2):
             np.testing.assert_allclose(np.asarray(HALF.rotate(x, [far])), expected, atol=1e-6)
 
 
-def test_cached_calls_hold_no_arrays() -> None:
+@pytest.mark.usefixtures("small_heap")
+def test_cached_calls_hold_no_arrays():
     CALLS.cache_clear()
     q, k, at = jnp.ones((1, 3, 4, 8)), jnp.ones((1, 3, 2, 8)), jnp.asarray([1, 2, 3])
     made = [*HALF.apply(q, k, at), *HALF.at(at, like=q).apply(q, k)]
@@ -82,7 +82,7 @@ def test_cached_calls_hold_no_arrays() -> None:
     assert [x() for x in held] == [None] * len(held)
 
 
-def test_transforms_take_the_slow_path() -> None:
+def test_transforms_after_cached_calls_take_the_slow_path():
     CALLS.cache_clear()
     x = jnp.arange(48.0).reshape(3, 2, 8)
     expected = np.asarray(HALF.rotate(x))

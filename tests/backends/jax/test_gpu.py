@@ -36,10 +36,6 @@ def accesses(ptx, operation):
     return Counter(int(n or 1) * int(bits) // 8 for n, bits in matches)
 
 
-def count_instructions(ptx):
-    return len(re.findall(r"^\t[a-z@]", ptx, re.MULTILINE))
-
-
 def rotations(case):
     """Return the kernels that rotate q and k; the other one looks the angles up."""
     (angles,) = [name for name, ptx in case["kernels"].items() if "shr.s32" in ptx]
@@ -57,8 +53,8 @@ def spelled_for_gpus(compiled, direction):
     ("path", "kind", "least"),
     [("jit", "Auto", 20), ("jit", "", 800), ("jit-gpu", "Explicit", 20)],
 )
-def test_shardings_on_eight_devices(path, kind, least):
-    """They pass through a rotation, and nothing moves between devices: see meshes.py."""
+def test_shardings_pass_through_a_rotation_and_nothing_moves(path, kind, least):
+    """On eight devices: see meshes.py."""
     # The number of devices is fixed when jax starts, and warnings are errors there too.
     lines = printed("meshes.py", path, kind, options=("-W", "error"))
     count, *rest = lines.split(maxsplit=1)
@@ -67,7 +63,7 @@ def test_shardings_on_eight_devices(path, kind, least):
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_one_kernel_each_for_angles_q_and_k(compiled, direction):
+def test_angles_q_and_k_take_one_kernel_each(compiled, direction):
     for case in spelled_for_gpus(compiled, direction):
         if direction == "backward" and case["layout"] == "interleaved_to_half":
             continue  # where XLA transposes a copy of the gradients
@@ -77,22 +73,20 @@ def test_one_kernel_each_for_angles_q_and_k(compiled, direction):
         assert case["collectives"] == []
 
 
-def test_several_numbers_at_once(compiled):
+def test_accesses_hold_several_numbers(compiled):
     for case in spelled_for_gpus(compiled, "forward"):
         for ptx in rotations(case):
-            assert min(accesses(ptx, "st")) >= 8
             reads = accesses(ptx, "ld")
             assert reads.pop(1, 0) + reads.pop(2, 0) <= 1, case  # which of two is selected
             is_wide = case["layout"] != "interleaved_to_half" and case["rotary_dim"] == 128
             assert min(reads) >= (8 if is_wide else 4), case
-            assert count_instructions(ptx) < INSTRUCTIONS
-    for case in spelled_for_gpus(compiled, "backward"):
+    for case in compiled:
         for ptx in rotations(case):
             assert min(accesses(ptx, "st")) >= 8
-            assert count_instructions(ptx) < INSTRUCTIONS
+            assert len(re.findall(r"^\t[a-z@]", ptx, re.MULTILINE)) < INSTRUCTIONS
 
 
-def test_every_operation_rounds_by_itself(compiled):
+def test_no_operation_is_fused(compiled):
     """So the bits are numpy's: ptxas fuses nothing that says how it is rounded."""
     for case in compiled:
         assert sum(ptx.count("mul.rn.f32") for ptx in case["kernels"].values()) >= 8 + 2 * 4
@@ -101,7 +95,7 @@ def test_every_operation_rounds_by_itself(compiled):
 
 
 @pytest.mark.gpu
-def test_it_is_chosen_on_a_gpu():
+def test_the_path_for_gpus_is_chosen_on_a_gpu():
     (target,) = [t for t in TARGETS if t.name == "jax:gpu"]
     if reason := missing(target):
         pytest.skip(reason)

@@ -1,21 +1,19 @@
 """jax: one cached jitted function for eager calls, clean traces under every transformation."""
 
 import importlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
+from support.equality import LAYOUTS
 from support.exhaustive import exhaustive
+from support.programs import run
 
 import rope_xp
 from rope_xp import Angles, RoPE
-from rope_xp._core.library import TableKey
-from rope_xp._rotation.tables import host_tables
 from rope_xp.scaling import YaRN
 
 jax = pytest.importorskip("jax")
-jnp = pytest.importorskip("jax.numpy")
+jnp = jax.numpy
 glue = importlib.import_module("rope_xp_backends.jax")
 
 POSITIONS = np.array([0, 70_000, 1_000_000, -3, (1 << 31) - 1])
@@ -24,7 +22,7 @@ ATOL = 1e-6
 
 
 @pytest.fixture(autouse=True, params=["jit", exhaustive("jit-gpu")])
-def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def path(request, monkeypatch):
     """Have jax's arrays take a path; use_path would ask numpy's for it as well."""
     reason = None if request.param == "jit-gpu" else "it is the other one's turn"
     monkeypatch.setattr(glue.JitGpu, "decline_reason", lambda *_, **__: reason)
@@ -39,8 +37,11 @@ def close(a, b, atol=ATOL):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=0, atol=atol), a, b)
 
 
-@pytest.mark.parametrize("path", ["jit", "jit-gpu"], indirect=True)
-def test_eager_calls_run_one_jitted_function(path: str):
+both_paths = pytest.mark.parametrize("path", ["jit", "jit-gpu"], indirect=True)
+
+
+@both_paths
+def test_eager_calls_run_one_jitted_function(path):
     q, k = sample(1, 5, 4, 16), sample(1, 5, 2, 16)
     assert rope_xp.explain(q, k).path == path
     (run,) = [p._run for p in glue.BACKEND.paths if p.name == path]
@@ -53,9 +54,9 @@ def test_eager_calls_run_one_jitted_function(path: str):
 
 @pytest.mark.covering
 @pytest.mark.parametrize("rotary_dim", [4, 6])
-@pytest.mark.parametrize("layout", ["interleaved", "half", "interleaved_to_half"])
-@pytest.mark.parametrize("path", ["jit", "jit-gpu"], indirect=True)
-def test_gradients(layout: str, rotary_dim: int):
+@pytest.mark.parametrize("layout", LAYOUTS)
+@both_paths
+def test_gradients_of_both_orders_equal_differences_and_the_inverse(layout, rotary_dim):
     from jax.test_util import check_grads
 
     rope = RoPE(layout=layout, rotary_dim=rotary_dim)
@@ -67,19 +68,18 @@ def test_gradients(layout: str, rotary_dim: int):
 
 
 @pytest.mark.covering
-@pytest.mark.parametrize("layout", ["interleaved", "half", "interleaved_to_half"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("dtype", "bits"), [("bfloat16", 8), ("float16", 11)])
-@pytest.mark.parametrize("path", ["jit", "jit-gpu"], indirect=True)
-def test_gradients_are_rounded_once(layout: str, dtype: str, bits: int):
+@both_paths
+def test_gradients_are_rounded_once(layout, dtype, bits):
     rope, g = RoPE(layout=layout, rotary_dim=8), sample(5, 3, 10).astype(dtype)
     expected = rope.unrotate(np.asarray(g).astype(np.float64), POSITIONS)
     (got,) = jax.vjp(lambda x: rope.rotate(x, POSITIONS), g)[1](g)
     np.testing.assert_allclose(np.asarray(got, np.float64), expected, rtol=2.0**-bits, atol=ATOL)
 
 
-@pytest.mark.parametrize("path", ["jit", "jit-gpu"], indirect=True)
-def test_derivatives_keep_angles_alone():
-    """Of the tokens, not of their heads, whatever is rotated."""
+@both_paths
+def test_derivatives_keep_the_angles_of_tokens_alone():
     x = sample(2, 5, 3, 16).at[0].set(jnp.inf)
     _, pull = jax.vjp(lambda x: RoPE().rotate(x, POSITIONS), x)
     assert max(kept.size for kept in jax.tree.leaves(pull)) <= 5 * 8
@@ -87,7 +87,7 @@ def test_derivatives_keep_angles_alone():
     close(tangent, RoPE().rotate(jnp.ones_like(x), POSITIONS))
 
 
-def test_transformations_compose():
+def test_composed_transformations_equal_plain_calls():
     rope, x = RoPE(), sample(3, 5, 2, 8)
     p = jnp.asarray(POSITIONS, jnp.int32)
     expected = rope.rotate(x, p)
@@ -102,8 +102,7 @@ def test_transformations_compose():
     assert jax.eval_shape(rope.rotate, x, p).shape == x.shape
 
 
-def test_decoding_in_scan():
-    """One token a step, its position traced."""
+def test_tokens_at_traced_positions_in_a_scan_equal_plain_calls():
     rope, x = RoPE(layout="half"), sample(6, 1, 2, 8)
 
     def step(position, token):
@@ -115,27 +114,12 @@ def test_decoding_in_scan():
     close(looped, rope.rotate(x[0], [3]), 2e-6)
 
 
-def test_no_table_is_built_for_a_call_or_a_length(path: str):
-    rope = RoPE(base=43_210.0 + len(path))  # another one for each path
-    rotate = jax.jit(rope.rotate)
-    before = host_tables.__self__.built
-    for tokens in (4, 5, 70):
-        x = sample(tokens, 2, 8)
-        rotate(x)
-        rotate(x, jnp.arange(tokens))
-        rope.rotate(x)
-    assert host_tables.__self__.built == before + 1
-
-
-def test_traces_leave_no_tracers_behind():
-    """Tables that a trace needs first are good for eager calls afterwards."""
+def test_tables_that_a_trace_needs_first_serve_eager_calls():
     rope, x = RoPE(base=32_109.0), sample(5, 2, 8)
     jax.jit(lambda p: rope.rotate(x, p))(jnp.arange(5))
     with jax.checking_leaks():
         jax.jit(rope.rotate)(x)
-    close(rope.rotate(x), RoPE(base=32_109.0).rotate(np.asarray(x)))
-    tables = glue.BACKEND.tables(TableKey(rope, 8, False, False), x)
-    assert not any(isinstance(table, jax.core.Tracer) for table in tables)
+    close(rope.rotate(x), rope.rotate(np.asarray(x)))
 
 
 def test_donated_inputs_are_reused():
@@ -148,18 +132,19 @@ def test_donated_inputs_are_reused():
     close(got, expected)
 
 
-def test_strict_dtype_and_rank_promotion():
+def test_strict_dtypes_rank_promotion_and_debug_nans_are_obeyed():
     q, k = sample(2, 5, 4, 16), sample(2, 5, 2, 16)
-    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
-        expected = rope_xp.apply(np.asarray(q), np.asarray(k), POSITIONS)
+    strict = jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise")
+    expected = rope_xp.apply(np.asarray(q), np.asarray(k), POSITIONS)
+    with strict[0], strict[1], jax.debug_nans(True):
         got = rope_xp.apply(q, k, POSITIONS)
-        rope_xp.apply(q.astype(jnp.bfloat16), k.astype(jnp.bfloat16), POSITIONS)
+        rope_xp.apply(q.astype(jnp.bfloat16), k.astype(jnp.bfloat16), POSITIONS, base=10_987.0)
         rope_xp.apply(q, k, jnp.asarray(POSITIONS, jnp.int32))
         rope_xp.apply(q, k, jnp.asarray([0.5] * 5))
     close(got, expected)
 
 
-def test_x64():
+def test_float64_with_x64_is_exact_and_out_of_range_nan():
     with jax.enable_x64(True):
         x = jnp.asarray(np.random.default_rng(0).standard_normal((5, 2, 8)))
         assert x.dtype == jnp.float64
@@ -173,7 +158,7 @@ def test_x64():
 
 
 @pytest.mark.parametrize("implicit", [True, False])
-def test_export_with_symbolic_lengths(implicit: bool):
+def test_exported_functions_of_symbolic_lengths_equal_numpy(implicit):
     from jax import export
 
     rope = RoPE(layout="half")
@@ -190,8 +175,7 @@ def test_export_with_symbolic_lengths(implicit: bool):
         close(tuple(exported.call(*arrays)), expected)
 
 
-def test_float64_without_x64_is_refused():
-    """Not float32 in disguise, nor kept as such for later."""
+def test_float64_without_x64_is_refused_and_spoils_no_tables():
     rope = RoPE(base=21_098.0)
     with jax.enable_x64(True):
         wide = jnp.ones((1, 1, 8), jnp.float64)
@@ -210,17 +194,13 @@ def test_float64_without_x64_is_refused():
                 np.testing.assert_allclose(got, expected, rtol=0, atol=1e-14)
 
 
-def test_debug_nans_sees_none():
-    with jax.debug_nans(True):
-        RoPE(base=10_987.0).rotate(sample(5, 2, 8))
+# --- angles are a tree, so that transformations take and return them -----------------------------
 
-
-# Angles are a tree, so that transformations take and return them.
 HALF = RoPE(layout="half")
 PLACES = jnp.asarray(POSITIONS[:4], jnp.int32)
 
 
-def test_its_leaves_are_cos_and_sin():
+def test_leaves_of_angles_are_cos_and_sin():
     angles = HALF.at(PLACES, like=sample(4, 2, 8))
     leaves, tree = jax.tree.flatten(angles)
     assert [x.shape for x in leaves] == [(4, 4), (4, 4)]
@@ -233,18 +213,16 @@ def test_its_leaves_are_cos_and_sin():
     assert len(jax.tree.leaves(other)) == 4  # with those that undo its factor
 
 
-def test_scan_over_layers_that_share_angles():
+def test_layers_in_a_scan_share_angles():
     q, k = sample(2, 4, 4, 8), sample(2, 4, 2, 8)
 
+    def layer(carry, _):
+        q, k, angles = carry
+        return (*angles.apply(q, k), angles), None
+
     @jax.jit
-    def layers(q: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
-        angles = HALF.at(PLACES, like=q)
-
-        def layer(carry: tuple[jax.Array, jax.Array, Angles], _: None) -> tuple[object, None]:
-            q, k, angles = carry
-            return (*angles.apply(q, k), angles), None
-
-        return jax.lax.scan(layer, (q, k, angles), None, length=3)[0][:2]
+    def layers(q, k):
+        return jax.lax.scan(layer, (q, k, HALF.at(PLACES, like=q)), None, length=3)[0][:2]
 
     expected = q, k
     for _ in range(3):
@@ -252,7 +230,7 @@ def test_scan_over_layers_that_share_angles():
     close(layers(q, k), expected, 3 * ATOL)
 
 
-def test_gradients_of_angles():
+def test_gradients_of_angles_are_angles():
     x = sample(4, 2, 8)
     angles = HALF.at(PLACES, like=x)
     gradients = jax.jit(jax.grad(lambda a, x: (a.rotate(x) ** 2).sum() / 2, (0, 1)))
@@ -263,7 +241,7 @@ def test_gradients_of_angles():
     close(by_angles.cos, ((x1**2 + x2**2).sum(1)) * angles.cos, 20 * ATOL)
 
 
-def test_vmap_of_angles():
+def test_vmapped_angles_equal_batched_positions():
     x, positions = sample(3, 4, 2, 8), PLACES + jnp.arange(3)[:, None]
     angles = jax.vmap(lambda p, x: HALF.at(p, like=x))(positions, x)
     assert angles.cos.shape == (3, 4, 4)
@@ -272,8 +250,7 @@ def test_vmap_of_angles():
 
 
 @pytest.mark.exhaustive
-def test_the_tree_is_known_when_the_first_angles_are_made():
-    code = """import jax, jax.numpy as jnp, rope_xp
-x = jnp.ones((1, 4))
-assert len(jax.tree.leaves(rope_xp.RoPE().with_tables(x[:, :2], x[:, :2]))) == 2"""
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+def test_the_first_angles_of_a_process_are_a_tree():
+    make = "x = jax.numpy.ones((1, 2)); angles = rope_xp.RoPE().with_tables(x, x)"
+    code = f"import jax, rope_xp; {make}; print(len(jax.tree.leaves(angles)))"
+    assert run("-c", code) == "2\n"

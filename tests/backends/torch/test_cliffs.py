@@ -12,14 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.exhaustive import exhaustive
+from support.torch_op import noting
 
 import rope_xp
 from rope_xp import RoPE
 from rope_xp._arguments import parse
 from rope_xp._core import caches
-from rope_xp._core.library import TableKey
 from rope_xp._dispatch import call_cache
-from rope_xp._rotation.tables import host_tables
 
 torch = pytest.importorskip("torch")
 
@@ -28,7 +27,7 @@ from rope_xp_backends.torch import op_args, private, tables  # noqa: E402  # the
 HALF = RoPE(layout="half")
 
 
-def test_a_default_device_is_no_mode_to_fear(monkeypatch):
+def test_calls_under_a_default_device_stay_cached(monkeypatch):
     x, positions = torch.ones(1, 3, 2, 16), torch.arange(3)
     expected = HALF.rotate(x, positions)
     before = torch.get_default_device()
@@ -45,7 +44,7 @@ class Wrapped(torch.Tensor):  # type: ignore[misc,name-defined]  # torch may be 
     """A subclass as users derive them."""
 
 
-def test_a_subclass_uses_the_tables_that_there_are():
+def test_tensors_of_a_subclass_use_the_tables_of_others():
     x = torch.ones(1, 3, 2, 16).as_subclass(Wrapped)
     expected = HALF.rotate(torch.ones(1, 3, 2, 16), [1, 2, 3])
     on_device = tables.tables_on_device.__self__
@@ -56,12 +55,6 @@ def test_a_subclass_uses_the_tables_that_there_are():
     assert on_device.built == built
 
 
-def test_tables_on_a_cpu_are_the_memory_of_the_host():
-    table_key = TableKey(RoPE(base=1234.5), 32, False, False)
-    shared = tables.tables_on_device((table_key, torch.device("cpu")))
-    assert shared.low.data_ptr() == host_tables(table_key).low.ctypes.data
-
-
 def test_a_lone_float_is_a_position_for_one_token():
     x = torch.randn(1, 1, 2, 16)
     for _ in range(3):
@@ -70,7 +63,7 @@ def test_a_lone_float_is_a_position_for_one_token():
             assert (HALF.rotate(x, position).numpy() == expected).all()
 
 
-def test_fractions_below_zero_in_float64():
+def test_fractions_below_zero_in_float64_have_the_bits_of_numpy():
     """Those of float32 positions too: what is right of the point is exact in float64 alone."""
     x = torch.randn(1, 4, 2, 16, dtype=torch.float64)
     positions = torch.tensor([-0.3, -1e-6, -7.123, 5.7])
@@ -81,22 +74,21 @@ def test_fractions_below_zero_in_float64():
                 assert (HALF.rotate(x, positions).numpy() == expected).all()
 
 
-class Layers(torch.nn.Module):  # type: ignore[misc,name-defined]  # torch may be missing
-    def forward(self, q, k, positions):
-        for _ in range(8):
-            q, k = HALF.apply(q, k, positions)
-        return q, k
+def layers(q, k, positions):
+    for _ in range(8):
+        q, k = HALF.apply(q, k, positions)
+    return q, k
 
 
+@pytest.mark.usefixtures("small_heap")
 @pytest.mark.parametrize("path", [exhaustive(None), "llvm"])
-def test_a_graph_of_many_layers_holds_tables_once(path):
+def test_a_graph_of_many_layers_holds_tables_once_and_frees_them(path):
     graphs = []
-    backend = lambda graph, _: graphs.append(graph) or graph.forward  # noqa: E731  # short
     q, k = torch.randn(1, 5, 4, 16), torch.randn(1, 5, 2, 16)
     with rope_xp.use_path(path):
-        compiled = torch.compile(Layers(), fullgraph=True, backend=backend)
+        compiled = torch.compile(layers, fullgraph=True, backend=noting(graphs))
         got = compiled(q, k, torch.arange(5))
-    torch.testing.assert_close(got, Layers()(q, k, torch.arange(5)))
+    torch.testing.assert_close(got, layers(q, k, torch.arange(5)))
     (graph,) = graphs
     held = [x for x in (*graph.parameters(), *graph.buffers()) if x.numel() > 1000]
     held += [x for x in vars(graph).values() if isinstance(x, torch.Tensor) and x.numel() > 1000]
@@ -115,16 +107,20 @@ NAMES = re.findall(r"^(\w+)(?::.*)? = _resolve\(", inspect.getsource(private), r
 BASES = itertools.count(30_000)  # of no rope whose tables are cached
 
 
-@pytest.fixture(params=[[name] for name in NAMES] + [NAMES], ids=lambda names: names[0])
-def missing(request, monkeypatch):
+@pytest.fixture
+def _no_cached_calls():
     call_cache.CALLS.cache_clear()
-    for name in request.param:
+    yield
+    call_cache.CALLS.cache_clear()
+
+
+@pytest.mark.usefixtures("_no_cached_calls")
+@pytest.mark.parametrize(
+    "missing", [[name] for name in NAMES] + [NAMES], ids=lambda names: names[0]
+)
+def test_calls_and_derivatives_are_right_where_torch_lacks_a_private_name(missing, monkeypatch):
+    for name in missing:
         monkeypatch.setattr(private, name, None)
-    yield request.param
-    call_cache.CALLS.cache_clear()
-
-
-def test_a_missing_name_is_no_error(missing):
     rope = RoPE(base=float(next(BASES)))
     x = torch.randn(2, 3, 2, 8)
     turned = torch.from_numpy(rope.rotate(x.numpy()))
@@ -156,7 +152,7 @@ def is_advised(result):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such advice")
-def test_huge_pages_can_be_turned_off(monkeypatch):
+def test_results_lie_in_huge_pages_unless_the_environment_turns_them_off(monkeypatch):
     large = torch.empty(1 << 23)
     result = op_args.allocate_result(large).zero_()
     if not is_advised(result):

@@ -31,7 +31,7 @@ def start(folder, processes):
 
 
 @pytest.mark.exhaustive
-def test_cases(tmp_path):
+def test_dtensors_on_two_and_four_processes_equal_one_process(tmp_path):
     # Both at once: most of the time goes into starting processes.
     worlds = {n: start(tmp_path / str(n), n) for n in CASES}
     started = [process for processes in worlds.values() for process in processes]
@@ -59,17 +59,13 @@ some hundred runs, of torch 2.11 and 2.13. https://github.com/pytorch/pytorch/is
 
 def launched(name):
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    return subprocess.Popen(
-        [*launch, str(ROOT / "docs" / "examples" / f"{name}.py")],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(**FEW),
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    command = [*launch, str(ROOT / "docs" / "examples" / f"{name}.py")]
+    return subprocess.Popen(command, env=environment(**FEW), **pipes)
 
 
 @pytest.mark.exhaustive
-def test_examples():
+def test_examples_of_distributed_programs_run():
     processes = {name: launched(name) for name in EXAMPLES}
     try:
         for name in EXAMPLES:

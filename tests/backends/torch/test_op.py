@@ -1,17 +1,19 @@
 """torch's operator around kernels of this process: memory, writing in place, torch.compile."""
 
 import importlib
+from unittest.mock import Mock
 
 import pytest
 from rope_xp_backends.torch import cpu, gpu
 from support.exhaustive import exhaustive
+from support.rules import Temperature
 from support.targets import KERNELS, truth
-from support.torch_op import POSITIONS, TORCH, Temperature, recording, rotate, same, sample
+from support.torch_op import POSITIONS, TORCH, recording, rotate, same, sample
 
 import rope_xp
 from rope_xp import RoPE, RopeError
-from rope_xp._core.library import TableKey
 from rope_xp._core.path import PathUnavailable
+from rope_xp._core.tables import TableKey
 
 torch = pytest.importorskip("torch")
 
@@ -20,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("_by_kernels")
 
 
 @pytest.mark.parametrize("looked_up", [True, exhaustive(False)])
-def test_torch_finds_no_fault_with_the_operators(looked_up):
+def test_operators_pass_the_checks_of_torch(looked_up):
     angles = (None, None, *RoPE().cos_sin(POSITIONS, 8), None, None)
     if looked_up:
         backend = importlib.import_module("rope_xp_backends.torch").BACKEND
@@ -36,15 +38,13 @@ def test_torch_finds_no_fault_with_the_operators(looked_up):
 
 
 @pytest.mark.parametrize("strides", [(16, 1, 0, 1), (1, 8, 0, 1), (1, 1, 0, 1)], ids=str)
-def test_heads_that_are_one_beside_an_axis_of_length_1(strides):
+def test_heads_expanded_from_one_beside_an_axis_of_length_1_are_rotated(strides):
     """Of such tensors torch's empty_like has another axis last in memory."""
     for tokens in (1, 3):
-        x = sample(64).as_strided((1, tokens, 2, 8), strides)
-        p = POSITIONS[:tokens]
+        x, p = sample(64).as_strided((1, tokens, 2, 8), strides), POSITIONS[:tokens]
         assert rotate(x, p).stride(-1) == 1
-        same(rotate(x, p), truth(rotate, x.contiguous(), p))
-        for got in RoPE().apply(x, x, p):
-            same(got, truth(rotate, x.contiguous(), p))
+        expected = truth(rotate, x.contiguous(), p)
+        same((rotate(x, p), *RoPE().apply(x, x, p)), (expected,) * 3)
 
 
 def permuted(*axes):
@@ -67,7 +67,7 @@ VIEWS = {
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_results_lie_in_memory_as_torch_has_it(view):
+def test_results_have_the_strides_that_torch_gives_them(view):
     x = VIEWS[view](sample(2, 5, 3, 8))
     for got in (rotate(x), *RoPE().apply(x, x, POSITIONS)):
         same(got, truth(rotate, x.clone(memory_format=torch.contiguous_format)))
@@ -76,14 +76,14 @@ def test_results_lie_in_memory_as_torch_has_it(view):
         assert not got.is_neg()
 
 
-def test_all_memory_can_still_be_resized():
+def test_results_and_inputs_can_be_resized():
     x = torch.ones(1, 2048, 8, 64)
     assert x.nbytes == 1 << 22  # from where on results are in huge pages
     for owner in (rotate(x, None), x, *RoPE().apply(x[:, :2], x[:, :2])):
         owner.resize_(1, 4096, 8, 64)
 
 
-def test_writing_over_what_backward_needs_is_noticed():
+def test_writing_over_what_backward_needs_is_an_error_of_autograd():
     for write in (
         lambda x: RoPE().rotate(x, out=x),
         lambda x: RoPE().apply(x.clone(), x, out=(torch.empty_like(x), x)),
@@ -97,7 +97,7 @@ def test_writing_over_what_backward_needs_is_noticed():
 
 
 @pytest.mark.parametrize("view", ["every second component", "negated"])
-def test_out_that_no_kernel_writes(view):
+def test_out_that_no_kernel_writes_takes_the_portable_path(view):
     x = VIEWS[view](sample(1, 5, 2, 8))
     expected = truth(rotate, x.clone())
     with pytest.raises(RopeError, match="last axis of out is not contiguous, or holds"):
@@ -106,13 +106,11 @@ def test_out_that_no_kernel_writes(view):
         same(RoPE().rotate(x, POSITIONS, out=x), expected)
 
 
-class Attention(torch.nn.Module):
-    def forward(self, q, k, p):
-        return rope_xp.apply(q, k, p, layout="half", scaling=Temperature(2.0))
+def attend(q, k, p):
+    return rope_xp.apply(q, k, p, layout="half", scaling=Temperature(2.0))
 
 
 def train(attention, tokens, p):
-    """Return results and gradients."""
     q, k = sample(2, tokens, 4, 16, grad=True), sample(2, tokens, 2, 16, grad=True)
     results = attention(q, k, p)
     return *results, *torch.autograd.grad([x.square().sum() for x in results], (q, k))
@@ -128,26 +126,22 @@ own_classes = pytest.mark.skipif(
 def test_graphs_hold_the_operator_and_serve_all_lengths(path, first):
     graphs = []
     with rope_xp.use_path(path):
-        compiled = torch.compile(Attention(), fullgraph=True, backend=recording(graphs))
+        compiled = torch.compile(attend, fullgraph=True, backend=recording(graphs))
         for tokens in (first, 9, 700):
             p = torch.arange(tokens) + 70_000
-            same(train(compiled, tokens, p), train(Attention(), tokens, p))
+            same(train(compiled, tokens, p), train(attend, tokens, p))
     assert len(graphs) == 4  # forward and backward, of one length and of all
     assert all("rope_xp.rotate_pair.default" in graph for graph in graphs)
 
 
 @own_classes
 def test_a_graph_runs_where_kernels_fail(monkeypatch):
-    compiled = torch.compile(Attention(), fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
     expected = train(compiled, 5, POSITIONS)
     given = torch.compile(rope_xp.apply_tables, fullgraph=True, backend="aot_eager")
     expected_given = given(*(tables := (sample(2, 5, 4, 16), *RoPE().cos_sin(POSITIONS, 16))))
-
-    def fail(*_, **__):
-        raise PathUnavailable
-
     for kernels in (cpu.KERNELS, gpu.KERNELS):
-        monkeypatch.setattr(kernels, "get", fail)
+        monkeypatch.setattr(kernels, "get", Mock(side_effect=PathUnavailable))
     rope_xp.clear_caches()  # of plans with kernels
     for name in (None, "portable"):
         with rope_xp.use_path(name):

@@ -42,24 +42,31 @@ LOOKUP = {"positions": POSITIONS, "table": LOW, "table_2": LOW, "table_3": HIGH}
 def test_arguments_that_would_leave_memory_are_refused(wrong):
     RoPE().rotate(torch.ones(3, 2, 8))  # which registers the operators
     names = ("positions", "part", "table", "table_2", "table_3", "frequencies", "components")
-    arguments = {
-        "x": torch.ones(1, 3, 2, 8),
-        **dict.fromkeys(names),
-        "axes": "bshd",
-        "layout": "half",
-    }
-    arguments |= {"table": table(3, 4), "table_2": table(3, 4), "offset": 0, "inverse": False}
+    arguments = {"x": torch.ones(1, 3, 2, 8), **dict.fromkeys(names), "axes": "bshd"}
+    arguments |= {"layout": "half", "offset": 0, "inverse": False}
+    arguments |= {"table": table(3, 4), "table_2": table(3, 4)}
     torch.ops.rope_xp.rotate(*arguments.values())
     with pytest.raises((RopeError, NotImplementedError)):
         torch.ops.rope_xp.rotate(*(arguments | wrong).values())
 
 
-def test_results_that_overlap_what_is_read_are_refused_by_the_operator():
+def test_results_that_overlap_what_the_operator_reads_are_refused():
     memory = torch.ones(1, 4, 2, 8)
     plain = None, None, table(3, 4), table(3, 4), None, None, None, "bshd", "half", 0, False
     with pytest.raises(RopeError, match="out overlaps x"):
         torch.ops.rope_xp.rotate_out([memory[:, 1:]], [memory[:, :3]], *plain)
     assert (memory == 1).all()
+
+
+def test_components_beyond_those_of_positions_are_refused():
+    RoPE().rotate(torch.ones(3, 2, 8))  # which registers the operators
+    lookup = torch.zeros(3, 2).long(), None, LOW, LOW, HIGH, None
+    for component in (2, -1):
+        components = torch.full((4,), component).int()
+        with pytest.raises(RopeError, match="components must be indices below 2"):
+            torch.ops.rope_xp.rotate(
+                torch.ones(1, 3, 2, 8), *lookup, components, "bshd", "half", 0, False
+            )
 
 
 @pytest.mark.parametrize("rows", [(), (2,)])
@@ -74,7 +81,7 @@ def test_weights_that_learn_are_refused_with_out(rows, in_place):
         RoPE().apply(x, out[1] if in_place else x, norm=QKNorm(weight, weight), out=out)
 
 
-def test_functional_tensors_after_plain_ones_of_their_layout():
+def test_functional_tensors_after_cached_plain_ones_are_rotated():
     x = torch.randn(1, 3, 2, 8)
     expected = [RoPE().rotate(x) for _ in range(3)][-1]
     functional = torch._to_functional_tensor(x.clone())
@@ -87,7 +94,7 @@ def test_functional_tensors_after_plain_ones_of_their_layout():
 
 
 @pytest.mark.parametrize("positions", [[5], [5.5], [5, 6, 7]])
-def test_functional_positions_are_read_by_operations_alone(positions):
+def test_functional_positions_after_cached_plain_ones_are_taken(positions):
     x = torch.randn(1, len(positions), 2, 8)
     expected = [RoPE().rotate(x, torch.tensor(positions)) for _ in range(3)][-1]
     functional = torch._to_functional_tensor(torch.tensor(positions))

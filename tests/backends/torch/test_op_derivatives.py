@@ -1,8 +1,10 @@
 """torch's operator around kernels of this process: derivatives and transforms."""
 
 import pytest
+from support.equality import LAYOUTS
+from support.rules import Temperature
 from support.targets import KERNELS, truth
-from support.torch_op import HALVES, LAYOUTS, POSITIONS, Temperature, rotate, same, sample
+from support.torch_op import HALVES, POSITIONS, rotate, same, sample
 
 import rope_xp
 from rope_xp import QKNorm, RoPE, RopeError
@@ -17,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("_by_kernels")
 @pytest.mark.covering
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("part", [{}, {"rotary_dim": 4, "rotary_offset": 1}], ids=str)
-def test_gradients_and_theirs(layout, part):
+def test_gradients_of_both_orders_equal_differences(layout, part):
     rope = RoPE(layout=layout, scaling=Temperature(2.0), **part)
     q, k = (sample(5, n, 6, dtype=torch.float64, grad=True) for n in (2, 1))
     for f in (
@@ -50,8 +52,8 @@ def test_a_result_needs_a_gradient_where_its_input_does(call):
         assert not any(y.requires_grad for y in CALLS[call](q.requires_grad_(), k, POSITIONS))
 
 
-def test_no_gradient_is_made_of_what_a_loss_does_not_use(monkeypatch):
-    """Neither in the first call of a kind nor in those that are bound; as of plain operations."""
+def test_results_that_a_loss_does_not_use_are_not_rotated_back(monkeypatch):
+    """Neither in the first call of a kind nor in those that are cached."""
     rotated = []
     (device,) = {x.device.type for x in (sample(5, 2, 6), POSITIONS)}
     run = op.RUNS[device]
@@ -102,7 +104,7 @@ def test_gradients_are_those_of_plain_operations(dtype, layout):
     same(gradients(), truth(gradients))
 
 
-def test_only_angles_are_saved():
+def test_autograd_saves_a_copy_of_positions_alone():
     saved = []
     q, k = sample(7, 5, 4, 16, grad=True), sample(7, 5, 2, 16, grad=True)
     with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
@@ -112,7 +114,7 @@ def test_only_angles_are_saved():
     assert positions.data_ptr() != POSITIONS.data_ptr()  # whoever gave them may write to them
 
 
-def test_positions_have_gradients():
+def test_gradients_of_positions_equal_differences():
     x = sample(5, 2, 8, dtype=torch.float64)
     positions = torch.linspace(0.25, 50.25, 5, dtype=torch.float64, requires_grad=True)
     with pytest.raises(RopeError, match="with respect to angles"):
@@ -121,15 +123,15 @@ def test_positions_have_gradients():
         assert torch.autograd.gradcheck(lambda p: rotate(x, p), positions)
         same(rotate(x, positions.detach()), rotate(x, positions).detach())
         fixed, moved = positions.detach() + 3, RoPE().rerotate
-        assert torch.autograd.gradcheck(lambda p: moved(x, p, fixed), positions)
-        assert torch.autograd.gradcheck(lambda p: moved(x, fixed, p), positions)
+        for call in (lambda p: moved(x, p, fixed), lambda p: moved(x, fixed, p)):
+            assert torch.autograd.gradcheck(call, positions)
         single = positions.detach().float().requires_grad_()
         rotate(x.float(), single).sum().backward()
         rotate(x, positions).sum().backward()
         torch.testing.assert_close(single.grad.double(), positions.grad, rtol=0, atol=2e-5)
 
 
-def test_vmap():
+def test_vmapped_rotations_equal_a_stack_of_rotations():
     x, p = sample(5, 2, 8, 3), torch.stack([POSITIONS, POSITIONS - 1, POSITIONS // 2])
     maps = torch.func.vmap
     shared = torch.stack([rotate(x[..., i]) for i in range(3)])
@@ -144,8 +146,8 @@ def test_vmap():
     same(keys, (shared, torch.stack([shared[0, :, :1]] * 3)))
 
 
-def test_vmap_of_batches_whose_positions_have_no_batch_axis():
-    """As many mapped as there are batches, so that the two could be taken for each other."""
+def test_vmapped_positions_are_not_taken_for_those_of_batches():
+    """Where as many are mapped as there are batches."""
     x, p = sample(3, 3, 5, 2, 8), torch.stack([POSITIONS, POSITIONS - 1, POSITIONS // 2])
     expected = torch.stack([rotate(a, b) for a, b in zip(x, p, strict=True)])
     same(torch.func.vmap(rotate)(x, p), expected)
@@ -153,7 +155,7 @@ def test_vmap_of_batches_whose_positions_have_no_batch_axis():
     same(torch.func.vmap(rope_xp.apply_tables)(x, *tables), expected)
 
 
-def test_grad_of_func():
+def test_func_grad_and_jacrev_equal_plain_operations():
     x, w = sample(3, 5, 2, 8), sample(3, 5, 2, 8).flip(0)
     grad = torch.func.grad(lambda x, w: (rotate(x) * w).sum())
     expected = truth(grad, x, w)
@@ -163,7 +165,7 @@ def test_grad_of_func():
     same(torch.func.jacrev(rotate)(small), truth(torch.func.jacrev(rotate), small))
 
 
-def test_transforms_that_take_plain_operations():
+def test_forward_derivatives_and_functionalize_take_plain_operations():
     x, forward_ad = sample(5, 2, 8), torch.autograd.forward_ad
     with rope_xp.use_path(None):
         expected = rotate(x)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from support.exhaustive import exhaustive
-from support.torch_op import same, sample
+from support.torch_op import noting, same, sample
 
 import rope_xp
 from rope_xp import RoPE, RopeError
@@ -11,20 +11,18 @@ from rope_xp.scaling import YaRN
 
 torch = pytest.importorskip("torch")
 
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402  # torch may be missing
+
 
 class Attention(torch.nn.Module):
-    """A module with a rope of its own, as models have."""
-
-    def __init__(self):
-        super().__init__()
-        self.rope = RoPE(base=5e5, layout="half")
+    rope = RoPE(base=5e5, layout="half")
 
     def forward(self, q, k, positions):
         return self.rope.apply(q, k, positions)
 
 
 @pytest.mark.parametrize("strict", [exhaustive(True), False])
-def test_export(strict):
+def test_exported_modules_hold_plain_operations_and_serve_all_lengths(strict):
     tokens = torch.export.Dim("tokens", min=2, max=4096)
     q, k, p = sample(1, 8, 4, 16), sample(1, 8, 2, 16), torch.arange(8)
     shapes = ({1: tokens}, {1: tokens}, {0: tokens})
@@ -34,7 +32,7 @@ def test_export(strict):
     same(program.module()(*arguments), Attention()(*arguments))
 
 
-def test_meta_tensors():
+def test_meta_tensors_give_meta_tensors_of_the_same_shape():
     q, k = torch.empty(2, 9, 4, 16, device="meta"), torch.empty(2, 9, 2, 16, device="meta")
     for positions in (None, np.arange(9), torch.arange(9, device="meta")):
         got_q, got_k = rope_xp.apply(q, k, positions)
@@ -43,7 +41,7 @@ def test_meta_tensors():
     rope_xp.apply(q, k, out=(torch.empty_like(q), torch.empty_like(k)))
 
 
-def test_transforms_leave_no_wrappers_in_the_cache():
+def test_tables_made_under_transforms_serve_plain_calls():
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -53,20 +51,19 @@ def test_transforms_leave_no_wrappers_in_the_cache():
             f(torch.ones(3, 2, 8))
 
     x = sample(3, 2, 8)
-    for i, transform in enumerate(
-        (
-            lambda f: torch.func.functionalize(f)(x),
-            lambda f: make_fx(lambda x: torch.func.functionalize(f)(x))(x),
-            lambda f: torch.func.grad(lambda x: f(x).sum())(x),
-            fake,
-        )
-    ):
-        rope = RoPE(base=4000.0 + i)
+    transforms = (
+        lambda f: torch.func.functionalize(f)(x),
+        lambda f: make_fx(lambda x: torch.func.functionalize(f)(x))(x),
+        lambda f: torch.func.grad(lambda x: f(x).sum())(x),
+        fake,
+    )
+    for base, transform in enumerate(transforms, 4000):
+        rope = RoPE(base=float(base))
         transform(rope.rotate)
         np.testing.assert_array_equal(rope.rotate(x).numpy(), rope.rotate(x.numpy()))
 
 
-def test_in_place_under_vmap():
+def test_rotations_in_place_under_vmap_equal_plain_ones():
     x = sample(3, 5, 2, 8)
     expected = RoPE().rotate(x)
     same(torch.func.vmap(lambda x: RoPE().rotate(x, out=x))(x.clone()), expected)
@@ -83,7 +80,7 @@ def test_tables_made_in_inference_mode_serve_training():
     assert positions.grad is not None
 
 
-def test_default_device_and_dtype_do_not_matter():
+def test_tables_ignore_the_default_device_and_dtype():
     x = sample(3, 2, 8)
     expected = RoPE(base=76_543.0).rotate(x)
     torch.set_default_dtype(torch.float64)
@@ -97,9 +94,8 @@ def test_default_device_and_dtype_do_not_matter():
     same(other, RoPE(base=65_432.0).rotate(x))
 
 
-def test_autocast_does_not_lower_the_angles():
-    x = sample(3, 2, 8)
-    p = [0, 65_536, 1_000_000]
+def test_angles_under_autocast_are_exact():
+    x, p = sample(3, 2, 8), [0, 65_536, 1_000_000]
     with torch.autocast("cpu", dtype=torch.bfloat16):
         got = RoPE().rotate(x, p)
     same(got, RoPE().rotate(x, p))
@@ -143,14 +139,11 @@ def test_tensors_that_are_not_dense_are_refused(argument, kind, path):
 YARN = RoPE(layout="half", scaling=YaRN(4.0, 4096))
 
 
-class Decoder(torch.nn.Module):
-    """Two layers that share their angles, and an output that is turned back."""
-
-    def forward(self, q, k, p):
-        angles = YARN.at(p, like=q)
-        for _ in range(2):
-            q, k = angles.apply(q, k)
-        return angles.unrotate(q), k
+def by_angles(q, k, p):
+    angles = YARN.at(p, like=q)
+    for _ in range(2):
+        q, k = angles.apply(q, k)
+    return angles.unrotate(q), k
 
 
 def layer_by_layer(q, k, p):
@@ -163,10 +156,9 @@ def arguments(tokens):
     return sample(1, tokens, 4, 16), sample(1, tokens, 2, 16), torch.arange(tokens) + 70_000
 
 
-def test_one_graph_of_layers_serves_all_lengths():
+def test_two_graphs_of_layers_that_share_angles_serve_all_lengths():
     graphs = []
-    backend = lambda graph, _: graphs.append(graph) or graph  # noqa: E731  # short
-    compiled = torch.compile(Decoder(), fullgraph=True, backend=backend)
+    compiled = torch.compile(by_angles, fullgraph=True, backend=noting(graphs))
     for tokens in (5, 9, 700):
         same(compiled(*arguments(tokens)), layer_by_layer(*arguments(tokens)))
     assert len(graphs) == 2  # the second with a symbol for the length
@@ -180,11 +172,11 @@ def test_angles_of_one_graph_are_used_in_another():
 
 
 @pytest.mark.parametrize("path", [None, "portable"])
-def test_gradients_of_q_and_k(path):
+def test_gradients_by_shared_angles_equal_layer_by_layer(path):
     q, k, p = arguments(5)
     with rope_xp.use_path(path):
         gradients = []
-        for function in (Decoder(), layer_by_layer):
+        for function in (by_angles, layer_by_layer):
             leaves = [x.clone().requires_grad_() for x in (q, k)]
             results = function(*leaves, p)
             gradients.append(torch.autograd.grad([x.square().sum() for x in results], leaves))
@@ -192,7 +184,7 @@ def test_gradients_of_q_and_k(path):
 
 
 @pytest.mark.parametrize("of", ["cos", "sin"])
-def test_gradients_of_tables(of):
+def test_gradients_of_tables_equal_differences(of):
     x, tables = sample(5, 2, 8, dtype=torch.float64), {}
     for name, t in zip(("cos", "sin"), RoPE().cos_sin(torch.arange(5), 8), strict=True):
         tables[name] = t.double().requires_grad_(name == of)
@@ -203,8 +195,39 @@ def test_gradients_of_tables(of):
     assert torch.autograd.gradcheck(rotate, tables[of])
 
 
-def test_devices_do_not_mix():
+def test_angles_on_another_device_are_refused():
     x = torch.ones(5, 2, 8, device="meta")
     with pytest.raises(RopeError, match="q is on meta and cos on cpu; move one of them"):
         YARN.at(torch.arange(5), like=torch.ones(8)).apply(x, x)
     assert YARN.at([1, 2, 3], like=x).cos.device.type == "meta"
+
+
+MATRICES = {"mm", "bmm", "matmul", "addmm", "baddbmm", "einsum", "dot", "mv"}
+
+
+class Recording(TorchDispatchMode):
+    """Notes the name of each operator that runs."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(function.overloadpacket.__name__)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("path", [None, "portable"])
+def test_angles_are_no_product_of_matrices(path):
+    """TF32 has no odd number above 2048."""
+    q, k = torch.ones(1, 3, 4, 8, requires_grad=True), torch.ones(1, 3, 2, 8, requires_grad=True)
+    positions = torch.tensor([2049, 65_537, 1_000_001])
+    with rope_xp.use_path(path), Recording() as seen:
+        rotated = RoPE().apply(q, k, positions)
+        (rotated[0].sum() + rotated[1].sum()).backward()
+        RoPE().at(positions, like=q)
+    with Recording() as usual:  # as models compute them
+        torch.ones(1, 4, 1) @ positions.float()[None, None]
+    assert seen.names
+    assert not MATRICES & {*seen.names}
+    assert MATRICES & {*usual.names}

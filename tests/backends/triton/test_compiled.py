@@ -6,7 +6,8 @@ from collections import Counter
 
 import pytest
 from rope_xp_backends.gpu import triton_plan
-from support.exhaustive import exhaustive
+from support.equality import LAYOUTS
+from support.targets import ALL_FLOATS
 
 import rope_xp
 from rope_xp import RoPE
@@ -21,8 +22,6 @@ from triton.backends.compiler import GPUTarget  # noqa: E402  # it needs triton
 
 pytestmark = pytest.mark.exhaustive
 REGISTERS = 80  # of a thread, at most
-LAYOUTS = ("interleaved", "half", "interleaved_to_half")
-DTYPES = ("float16", "bfloat16", "float32", "float64")
 CUDA = [GPUTarget("cuda", capability, 32) for capability in (80, 90, 100, 120)]
 ROCM = GPUTarget("hip", "gfx942", 64)
 # Triton 3.6 has an assembler, of CUDA 12.9, that fuses pairs of floats on Blackwell though told not
@@ -114,7 +113,6 @@ def widest(instructions):
 
 
 def check(variant, target, path):
-    """Check that all of q and k moves in accesses of 16 bytes."""
     loads, stores = inspect(variant, target, path)
     assert widest(stores) == stores.total() > 0, stores
     # Besides those, positions and tables are loaded.
@@ -122,7 +120,7 @@ def check(variant, target, path):
 
 
 @pytest.mark.covering
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", ALL_FLOATS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("target", [*CUDA, ROCM], ids=lambda t: f"{t.backend}:{t.arch}")
 def test_accesses_are_of_16_bytes(target, layout, dtype, planned, tmp_path):
@@ -143,12 +141,10 @@ CASES = {
     "last eighth": (RoPE(**LAST), (64, 512)),
     "in the other layout": (RoPE(layout="interleaved_to_half", **LAST), (16, 192)),
 }
-# A width that is no power of two, and a slice whose pairs are written elsewhere than they are read.
-SHORT = ("heads of 80", "in the other layout")
 
 
-@pytest.mark.parametrize("case", [c if c in SHORT else exhaustive(c) for c in CASES])
-def test_slices_and_widths(case, planned, tmp_path):
+@pytest.mark.parametrize("case", CASES)
+def test_accesses_of_slices_and_odd_widths_are_of_16_bytes(case, planned, tmp_path):
     rope, shape = CASES[case]
     x = torch.empty(1, 16, *shape, dtype=torch.bfloat16)
     rope.rotate(x, torch.arange(16))
@@ -159,8 +155,7 @@ def test_slices_and_widths(case, planned, tmp_path):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_norm(layout, planned, tmp_path):
-    """Weights are read with the tables, in accesses as wide as their address allows."""
+def test_weights_of_norms_are_read_as_wide_as_their_address_allows(layout, planned, tmp_path):
     q, k = (torch.empty(1, 16, n, 128, dtype=torch.bfloat16) for n in (32, 8))
     weights = torch.ones(2, 128), torch.ones(2 * 128 + 1, dtype=torch.bfloat16)[1:].view(2, 128)
     for q_weight, k_weight in weights:
@@ -174,7 +169,7 @@ def test_norm(layout, planned, tmp_path):
         check(variant, target, tmp_path)
 
 
-def test_other_angles_heads_first_and_parts_of_one_projection(planned, tmp_path):
+def test_accesses_by_tables_components_and_in_projections_are_of_16_bytes(planned, tmp_path):
     q = torch.empty(2, 32, 16, 128, dtype=torch.bfloat16)
     rope_xp.apply_tables(q, *RoPE().cos_sin(torch.arange(16), 128), axes="bhsd")
     RoPE().rotate(q, torch.arange(16), axes="bhsd")
@@ -190,7 +185,7 @@ def test_other_angles_heads_first_and_parts_of_one_projection(planned, tmp_path)
         check(variant, CUDA[1], tmp_path)
 
 
-def test_more_elements_than_32_bits_count(planned, tmp_path):
+def test_offsets_have_64_bits_where_elements_need_them(planned, tmp_path):
     x = torch.empty(1, 1, 1, 128, dtype=torch.bfloat16)
     for b, wide in (((1 << 14) - 1, False), (1 << 14, True)):
         shape, strides = (b, 1 << 10, 1, 128), (1 << 17, 128, 128, 1)
@@ -207,7 +202,6 @@ def test_more_elements_than_32_bits_count(planned, tmp_path):
 
 
 def layer(planned, batch=1):
-    """Return the variant of q and k in bfloat16, 4096 tokens at positions that are the same."""
     q, k = (torch.empty(batch, 4096, n, 128, dtype=torch.bfloat16) for n in (32, 8))
     RoPE(layout="half").apply(q, k, torch.arange(4096))
     return planned[-1]
@@ -227,7 +221,7 @@ def test_rows_of_one_axis_take_no_division(planned):
     assert first < 0.75 * first_of_batches
 
 
-def test_what_is_written_in_place_is_read_first_whatever_is_tuned(planned, tmp_path, monkeypatch):
+def test_rows_in_place_are_read_first_without_a_barrier(planned, tmp_path, monkeypatch):
     monkeypatch.setattr(triton_plan, "BARRIER", 0)
     x = torch.empty(1, 16, 8, 128, dtype=torch.bfloat16)
     RoPE(layout="interleaved_to_half").rotate(x, out=x)
@@ -235,8 +229,8 @@ def test_what_is_written_in_place_is_read_first_whatever_is_tuned(planned, tmp_p
 
 
 @pytest.mark.parametrize("start", [1, 2, 4])
-def test_rows_that_lie_askew_are_read_as_they_can_be(start, planned, tmp_path):
-    """No access is wider than its address allows: a GPU stops at the first that is."""
+def test_accesses_are_no_wider_than_their_address_allows(start, planned, tmp_path):
+    """A GPU stops at the first that is."""
     memory = torch.empty(start + 16 * 8 * 136, dtype=torch.bfloat16)
     x = memory[start:].unflatten(0, (16, 8, 136))[..., :128]
     RoPE(layout="half").rotate(x, torch.arange(16), out=x)
@@ -245,8 +239,7 @@ def test_rows_that_lie_askew_are_read_as_they_can_be(start, planned, tmp_path):
     assert set(stores) == {{1: "b16", 2: "b32", 4: "v2.b32"}[start]}
 
 
-@pytest.mark.exhaustive
-def test_two_tiles_of_a_program_are_pipelined(planned, tmp_path, monkeypatch):
+def test_two_tiles_of_a_program_are_pipelined_without_a_barrier(planned, tmp_path, monkeypatch):
     """Without the barrier, which keeps Triton from it: q and k come by 16 bytes at a time."""
     monkeypatch.setattr(triton_plan, "TILES", 2)
     triton_plan.plan_launch.cache_clear()

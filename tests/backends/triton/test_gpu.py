@@ -1,11 +1,13 @@
 """What only a GPU can show of its kernel: streams, graphs, memory, launches, sizes."""
 
+import math
 from functools import partial
 
 import pytest
 from support import tensors
+from support.equality import LAYOUTS
 from support.targets import truth
-from support.tensors import LAYOUTS, ON_A_GPU
+from support.tensors import ON_A_GPU
 from support.torch_op import same
 
 from rope_xp import RoPE
@@ -29,7 +31,7 @@ def layer(tokens=512):
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 @pytest.mark.unsanitized
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_one_launch_that_nothing_waits_for(layout):
+def test_a_call_is_one_launch_that_nothing_waits_for(layout):
     activities = [torch.profiler.ProfilerActivity.CUDA]
     q, k, positions = layer()
     rope = RoPE(layout=layout)
@@ -53,7 +55,7 @@ def test_one_launch_that_nothing_waits_for(layout):
 
 
 @pytest.mark.unsanitized
-def test_memory_is_that_of_the_results():
+def test_a_call_allocates_the_memory_of_its_results_alone():
     q, k, positions = layer()
     RoPE().apply(q, k, positions)
     torch.cuda.synchronize()
@@ -65,7 +67,7 @@ def test_memory_is_that_of_the_results():
     assert torch.cuda.max_memory_allocated() == before + sum(x.nbytes for x in results)
 
 
-def test_two_streams():
+def test_calls_on_two_streams_have_their_own_results():
     inputs = [layer(4096), layer(4096)]
     expected = [truth(RoPE().apply, *x) for x in inputs]
     RoPE().apply(*layer())  # compiles
@@ -82,7 +84,7 @@ def test_two_streams():
 
 
 @pytest.mark.unsanitized
-def test_a_graph_is_captured_and_replayed(monkeypatch):
+def test_replayed_graphs_equal_plain_calls(monkeypatch):
     """Also where it is the first to need a kernel: that of calls in place is loaded within."""
     monkeypatch.setattr(gpu, "KERNELS", Kernels("triton", gpu._load_compiler))
     q, k, positions = layer()
@@ -107,23 +109,23 @@ LARGE = {"bshd": (1, (1 << 17) + 3, 128, 128), "bhsd": (5, 33, (1 << 17) + 1, 12
 
 @pytest.mark.unsanitized  # it would take minutes, and the memory of what was freed before
 @pytest.mark.parametrize("axes", LARGE)
-def test_more_than_2_to_the_31_elements(axes):
+def test_more_than_2_to_the_31_elements_are_rotated(axes):
     shape = LARGE[axes]
-    count = shape[0] * shape[1] * shape[2] * shape[3]
+    count = math.prod(shape)
     assert count > 1 << 31
     free, _ = torch.cuda.mem_get_info()
     if free < 2 * count + (1 << 30):
         pytest.skip(f"needs {2 * count + (1 << 30)} bytes of GPU memory, and {free} are free")
     x = torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_()
     token = axes.index("s")
-    picked = torch.tensor([0, 1, shape[token] // 2, shape[token] - 2, shape[token] - 1])
-    picked = picked.to("cuda")
+    n = shape[token]
+    picked = torch.tensor([0, 1, n // 2, n - 2, n - 1], device="cuda")
     expected = truth(RoPE().rotate, x.index_select(token, picked), picked, axes=axes)
     RoPE().rotate(x, axes=axes, out=x)
     same(x.index_select(token, picked), expected)
 
 
-def test_gradients():
+def test_gradients_equal_those_of_the_portable_path():
     for layout in LAYOUTS:
         rope = RoPE(layout=layout, rotary_dim=64)
         q, k = (sample(2, 33, n, 128).requires_grad_() for n in (4, 2))
@@ -137,7 +139,7 @@ def test_gradients():
 
 @pytest.mark.unsanitized
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
-def test_compiled_graphs(mode):
+def test_compiled_calls_equal_the_portable_path(mode):
     torch._dynamo.reset()
     compiled = torch.compile(RoPE().apply, fullgraph=True, mode=mode)
     for tokens in (512, 512, 512, 700):
@@ -145,7 +147,7 @@ def test_compiled_graphs(mode):
         same(compiled(*x), truth(RoPE().apply, *x))
 
 
-def test_another_device_than_the_current_one():
+def test_tensors_of_another_device_than_the_current_one_are_rotated():
     if torch.cuda.device_count() < 2:
         pytest.skip("there is one GPU")
     q, k, positions = (x.to("cuda:1") for x in layer())

@@ -18,8 +18,9 @@ OLD = triton.__version__.startswith("3.6.")
 
 # The tests of torch's operator without gradcheck, whose thousands of calls would be interpreted for
 # minutes, and without what is about memory of CPUs. Functional tensors have none, which kernels for
-# GPUs are told by the call cache of GPUs alone.
-OPERATOR = "not gradients_and_theirs and not resized and not functional"
+# GPUs are told by the call cache of GPUs alone; and plans and checks are those of CPUs.
+OPERATOR = "not gradients_of_both_orders and not resized "
+OPERATOR += " and not functional and not components_beyond"
 # Files, a choice of their tests, and their number at least.
 RUNS = [
     (["backends/triton/test_kernel*.py", "core/test_equivalence.py"], "", 200),
@@ -34,7 +35,7 @@ RUNS = [
 @pytest.mark.parametrize(
     ("files", "chosen", "least"), RUNS, ids=lambda a: a[0] if isinstance(a, list) else ""
 )
-def test_in_the_interpreter(files: list[str], chosen: str, least: int) -> None:
+def test_kernels_in_the_interpreter_pass_their_tests(files, chosen, least):
     paths = sorted(str(path) for file in files for path in TESTS.glob(file))
     options = ("-q", "-n", "0", "-p", "no:cacheprovider", "-m", "", "-k", chosen)
     done = subprocess.run(

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from rope_xp_backends.gpu import triton_plan
 from rope_xp_backends.torch.library import Torch
+from support.equality import LAYOUTS
 from support.exhaustive import exhaustive
+from support.rules import Temperature
 from support.targets import INTERPRETED, truth
 from support.tensors import (
     DEVICE,
     DTYPES,
-    LAYOUTS,
     ON_A_GPU,
     POSITIONS,
     anywhere,
@@ -38,7 +39,7 @@ pytestmark = [pytest.mark.usefixtures("_by_the_kernel"), pytest.mark.covering, *
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("head_dim", [2, 6, 80, 96, exhaustive(512), exhaustive(1024)])
-def test_every_width_of_heads(head_dim, layout):
+def test_heads_of_every_width_equal_the_portable_path(head_dim, layout):
     for dtype in DTYPES:
         q, k = (sample(2, 5, n, head_dim, dtype=dtype, seed=n) for n in (3, 1))
         check(rotation(RoPE(layout=layout), POSITIONS), q, k)
@@ -47,7 +48,7 @@ def test_every_width_of_heads(head_dim, layout):
 @pytest.mark.usefixtures("_offsets")
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("rotary_dim", "offset"), [(8, 0), (8, 16), (16, -16), (6, 5), (2, -2)])
-def test_slices(rotary_dim, offset, layout):
+def test_slices_equal_the_portable_path(rotary_dim, offset, layout):
     for head_dim in (24, 37):
         rope = RoPE(layout=layout, rotary_dim=rotary_dim, rotary_offset=offset)
         for turn in (rope.rotate, rope.unrotate):
@@ -71,7 +72,7 @@ def pair_sizes(y, layout, rotary_dim, offset):
 @pytest.mark.usefixtures("_offsets")
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("rotary_dim", "offset", "count"), NORMS)
-def test_norm(rotary_dim, offset, count, layout):
+def test_norms_are_within_two_ulp(rotary_dim, offset, count, layout):
     """Also of calls that are cached: new, again, in place, by weights anywhere."""
     rope = RoPE(layout=layout, rotary_dim=rotary_dim, rotary_offset=offset)
     for i, dtype in enumerate(DTYPES):
@@ -91,7 +92,7 @@ def test_norm(rotary_dim, offset, count, layout):
                 assert ((x.to(y.dtype) - y).abs() <= bound).all()
 
 
-def test_one_array_in_place_and_one_not():
+def test_q_in_place_and_k_not_equals_the_portable_path():
     rope = RoPE(rotary_dim=4, layout="interleaved_to_half")
     q, k, other = sample(2, 5, 4, 8), sample(2, 5, 2, 8), torch.zeros(2, 5, 2, 8, device=DEVICE)
     expected = right(rotation(rope, POSITIONS), q, k)
@@ -101,7 +102,7 @@ def test_one_array_in_place_and_one_not():
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_zeros_have_the_sign_that_they_have_elsewhere(layout):
+def test_zeros_have_the_sign_of_the_portable_path(layout):
     """Also where the angle is zero, and turned back; Triton takes -x for 0 - x."""
     numbers = tensor([0.0, -0.0, 1.0, -1.0], torch.float32)
     x = torch.cartesian_prod(numbers, numbers).reshape(4, 1, 1, 8).expand(-1, 3, -1, -1)
@@ -116,7 +117,7 @@ def test_zeros_have_the_sign_that_they_have_elsewhere(layout):
 
 @pytest.mark.skipif(not INTERPRETED, reason="only the interpreter tells what is written")
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_lies_beside_the_slice_is_written_to_new_memory_alone(layout, monkeypatch):
+def test_components_beside_a_slice_are_written_to_new_memory_alone(layout, monkeypatch):
     """One array in place and one not: the same launch copies for one and not for the other."""
     interpreter = importlib.import_module("triton.runtime.interpreter").InterpreterBuilder
     store, addresses = interpreter.create_masked_store, set()
@@ -129,20 +130,18 @@ def test_what_lies_beside_the_slice_is_written_to_new_memory_alone(layout, monke
     rope = RoPE(layout=layout, rotary_dim=4, rotary_offset=1)
     for in_place in ((True, False), (False, True), (True, True), (False, False)):
         arrays = sample(2, 5, 4, 8), sample(2, 5, 3, 8, seed=1)
-        out = tuple(
-            x if same else torch.empty_like(x) for x, same in zip(arrays, in_place, strict=True)
-        )
+        pairs = zip(arrays, in_place, strict=True)
+        out = tuple(x if own else torch.empty_like(x) for x, own in pairs)
         addresses.clear()
         rope.apply(*arrays, POSITIONS, out=out)
         expected = set()
-        for y, same_memory in zip(out, in_place, strict=True):
-            all_of_it = y.data_ptr() + 4 * np.arange(y.numel()).reshape(y.shape)
-            written = all_of_it[..., 1:5] if same_memory else all_of_it
-            expected.update(written.ravel().tolist())
+        for y, own in zip(out, in_place, strict=True):
+            every = y.data_ptr() + 4 * np.arange(y.numel()).reshape(y.shape)
+            expected.update((every[..., 1:5] if own else every).ravel().tolist())
         assert addresses == expected
 
 
-def test_slices_of_one_projection_in_place():
+def test_parts_of_a_projection_in_place_leave_the_rest():
     for layout in LAYOUTS:
         qkv = sample(2, 5, (4 + 2 + 2) * 16)
         before = qkv.clone()
@@ -153,17 +152,15 @@ def test_slices_of_one_projection_in_place():
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("start", [1, 2, 3, 4])
-def test_memory_that_begins_anywhere(start, dtype):
-    """Rows that no access of 16 bytes can read, and whose neighbours must not change."""
+def test_rows_at_any_address_leave_their_neighbours(start, dtype):
+    """Which no access of 16 bytes can read."""
     for layout in LAYOUTS:
         memory = sample(start + 2 * 5 * 3 * 19, dtype=dtype)
-        before = memory.clone()
-        x = memory[start:].unflatten(0, (2, 5, 3, 19))[..., :16]
-        check(rotation(RoPE(layout=layout), POSITIONS), x)
-        outside = memory[start:].unflatten(0, (2, 5, 3, 19))[..., 16:]
-        unchanged = before[start:].unflatten(0, (2, 5, 3, 19))[..., 16:]
-        assert torch.equal(outside, unchanged)
-        assert torch.equal(memory[:start], before[:start])
+        after, before = (m[start:].unflatten(0, (2, 5, 3, 19)) for m in (memory, memory.clone()))
+        first = memory[:start].clone()
+        check(rotation(RoPE(layout=layout), POSITIONS), after[..., :16])
+        assert torch.equal(after[..., 16:], before[..., 16:])
+        assert torch.equal(memory[:start], first)
 
 
 VIEWS = {
@@ -177,14 +174,13 @@ VIEWS = {
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_views(view):
+def test_views_of_every_kind_equal_copies(view):
     x = VIEWS[view](sample(2, 5, 4, 8))
-    expected = right(rotation(RoPE(), POSITIONS), x.contiguous())
-    same(RoPE().rotate(x, POSITIONS), expected)
+    same(RoPE().rotate(x, POSITIONS), right(rotation(RoPE(), POSITIONS), x.contiguous()))
 
 
 @pytest.mark.parametrize("heads", [(1, 1), (9, 3), *map(exhaustive, [(33, 1), (28, 4), (71, 1)])])
-def test_any_number_of_heads(heads):
+def test_any_number_of_heads_equals_the_portable_path(heads):
     for tokens in (1, 9):
         for batch in (1, 2):
             q, k = (sample(batch, tokens, n, 8, seed=n) for n in heads)
@@ -198,8 +194,8 @@ TUNED = [
 
 
 @pytest.mark.parametrize("constants", TUNED, ids=str)
-def test_constants_that_can_be_tuned(constants, monkeypatch):
-    """The same bits, also where a program has tiles behind the last row, and in place."""
+def test_tuned_constants_give_the_same_bits(constants, monkeypatch):
+    """Also where a program has tiles behind the last row, and in place."""
     for name, value in constants.items():
         monkeypatch.setattr(triton_plan, name, value)
     for layout in LAYOUTS:
@@ -211,7 +207,7 @@ def test_constants_that_can_be_tuned(constants, monkeypatch):
 
 @pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")  # numpy's, of infinities
-def test_all_numbers_of_16_bits():
+def test_all_numbers_of_float16_equal_the_portable_path():
     x = tensor(np.arange(1 << 16).astype(np.int16), torch.int16).view(torch.float16)
     for layout in LAYOUTS:
         check(rotation(RoPE(layout=layout), 70_000 + np.arange(512), "shd"), x.view(512, 1, 128))
@@ -220,7 +216,7 @@ def test_all_numbers_of_16_bits():
 @pytest.mark.usefixtures("_offsets")
 @pytest.mark.parametrize("shape", [(7,), (3, 7), (1, 7), (3, 1)])
 @pytest.mark.parametrize("axes", ["bshd", "bhsd", "sbhd", "hbsd", "hsbd"])
-def test_positions_and_axes(axes, shape):
+def test_positions_of_every_shape_equal_the_portable_path_for_all_axes(axes, shape):
     sizes = {"b": 3, "s": 7, "h": 5, "d": 8}
     positions = anywhere(shape)
     q = sample(*(sizes[n] for n in axes))
@@ -232,7 +228,7 @@ def test_positions_and_axes(axes, shape):
         check(rotation(RoPE(), None, axes), q, k)
 
 
-def test_positions_out_of_range_give_no_number(monkeypatch):
+def test_positions_out_of_range_give_nan(monkeypatch):
     """As on a GPU, where nobody reads them before the kernel does."""
     monkeypatch.setattr(Torch, "host_view", lambda *_: None)
     top = 1 << 31
@@ -245,7 +241,7 @@ def test_positions_out_of_range_give_no_number(monkeypatch):
 
 
 @pytest.mark.parametrize("folds", [True, False])
-def test_many_batch_axes(folds):
+def test_several_batch_axes_equal_the_portable_path(folds):
     x = sample(3, 2, 4, 5, 2, 8)
     if not folds:
         x = x.permute(2, 1, 0, 3, 4, 5)
@@ -258,7 +254,7 @@ def test_many_batch_axes(folds):
 
 
 @pytest.mark.parametrize("shape", [(5,), (2, 5), (1, 5), (2, 1)])
-def test_tables_of_the_caller(shape):
+def test_tables_of_any_strides_equal_the_portable_path(shape):
     for dtype, layout in zip(DTYPES, (*LAYOUTS, "half"), strict=True):
         x = sample(2, 5, 3, 21, dtype=dtype)
         cos, sin = (sample(*shape, 5, dtype=dtype, seed=i) for i in (1, 2))
@@ -276,7 +272,7 @@ def test_tables_of_the_caller(shape):
 @pytest.mark.parametrize(
     ("axes", "shape"), [("bshd", (5,)), ("hbsd", (2, 5)), ("bshd", (1, 5)), ("sbhd", (2, 1))]
 )
-def test_positions_of_several_components(axes, shape):
+def test_position_components_equal_the_portable_path(axes, shape):
     sizes = {"b": 2, "s": 5, "h": 3, "d": 24}
     x = sample(*(sizes[n] for n in axes))
     positions = anywhere((3, *shape))
@@ -287,7 +283,7 @@ def test_positions_of_several_components(axes, shape):
         check(rotation(rope, positions.int(), axes), x, x.clone())
 
 
-def test_components_in_more_ways():
+def test_components_under_vmap_gradients_and_factors_equal_the_portable_path():
     images, x = anywhere((3, 4, 2, 5)), sample(4, 2, 5, 3, 12)
     rope = RoPE(position_axes=(0, 1, 2, 2, 1, 0))
     check(rotation(rope, images, "xbshd"), x)
@@ -296,12 +292,7 @@ def test_components_in_more_ways():
     same(own(x, images), right(rotation(rope, images, "xbshd"), x))
     x.requires_grad_()
     (gradient,) = torch.autograd.grad(rope.rotate(x, images, axes="xbshd"), x, x.detach())
-    turned = truth(rope.unrotate, x.detach(), images, axes="xbshd")
-    same(gradient, turned)
-
-    class Temperature(rope_xp.scaling.Linear):
-        attention_factor = 1.1
-
+    same(gradient, truth(rope.unrotate, x.detach(), images, axes="xbshd"))
     scaled = RoPE(position_axes=rope.position_axes, scaling=Temperature(3.0))
     expected = truth(scaled.rotate, x.detach(), images, axes="xbshd")
     same(scaled.rotate(x, images, axes="xbshd").detach(), expected)

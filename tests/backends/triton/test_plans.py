@@ -1,10 +1,12 @@
 """What is launched on GPUs, and when calls go by another path, without a GPU."""
 
+import contextlib
 import ctypes
 import json
 import re
 import shutil
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from rope_xp_backends.gpu import triton_plan
@@ -37,24 +39,12 @@ def plan_of(q, k, axes="bshd"):
     return triton_plan.plan_launch((operand(q), operand(k)), angles, "bfloat16", "", 16, turn)
 
 
-def test_every_row_is_rotated_once():
-    for tokens in (1, 7, 4096):
-        for heads in ((32, 8), (28, 4), (71, 1), (1, 1)):
-            plan = plan_of((3, tokens, heads[0], 128), (3, tokens, heads[1], 128))
-            variant, (programs, *rest) = plan.variant, plan.grid
-            assert rest == [1, 1]
-            groups = sum(-(-n // variant.tile_heads) for n in heads)
-            blocks, none = divmod(programs, groups)
-            assert none == 0
-            assert (blocks - 1) * variant.tile_tokens < 3 * tokens <= blocks * variant.tile_tokens
-
-
-def test_one_token_is_shared_out():
+def test_heads_of_one_token_are_shared_out_to_programs():
     assert plan_of((1, 1, 32, 128), (1, 1, 8, 128)).grid == (5, 1, 1)
 
 
 @pytest.mark.parametrize("axes", ["bshd", "bhsd"])
-def test_64_mib_fill_a_gpu_often(axes):
+def test_64_mib_fill_a_gpu_four_times(axes):
     """The last programs, which leave multiprocessors without work, are few beside the others."""
     sizes = {"b": 1, "s": 6554, "d": 128}
     q, k = (tuple((sizes | {"h": n})[c] for c in axes) for n in (32, 8))
@@ -64,7 +54,7 @@ def test_64_mib_fill_a_gpu_often(axes):
     assert tile == ((4, 8) if axes == "bshd" else (16, 2))
 
 
-def test_tensors_of_a_gpu_are_followed_without_one():
+def test_fake_tensors_of_a_gpu_keep_device_shape_and_strides():
     with FakeTensorMode():
         q, k = (torch.empty(2, n, 5, 8, device="cuda").transpose(1, 2) for n in (4, 2))
         cos = torch.empty(5, 4, device="cuda")
@@ -73,8 +63,8 @@ def test_tensors_of_a_gpu_are_followed_without_one():
             assert (y.device, y.shape, y.stride()) == (x.device, x.shape, x.stride())
 
 
-def test_components_reach_the_operator_in_a_graph(monkeypatch):
-    """And nothing beside it: no cos or sin is gathered, composed and stored, nor in backward."""
+def test_graphs_of_components_hold_the_operator_alone(monkeypatch):
+    """No cos or sin is gathered, composed and stored, nor in backward."""
     graphs = []
     monkeypatch.setattr(gpu, "DEVICES", {"cpu"})
     rope = RoPE(layout="half", position_axes=(0,) * 16 + (1,) * 24 + (2,) * 24)
@@ -94,12 +84,12 @@ def test_components_reach_the_operator_in_a_graph(monkeypatch):
         assert all(re.search(allowed, name) for name in graph), graph
 
 
-def test_reasons_to_decline(monkeypatch):
+def reason(x):
+    return dict(rope_xp.explain(x, x).declined)["triton"]
+
+
+def test_other_devices_old_gpus_wide_heads_and_a_missing_package_are_declined(monkeypatch):
     x = torch.ones(5, 2, 8)
-
-    def reason(x):
-        return dict(rope_xp.explain(x, x).declined)["triton"]
-
     assert reason(x) == "its kernels are for GPUs of CUDA and ROCm, and a tensor is on cpu"
     monkeypatch.setattr(gpu, "DEVICES", {"cpu"})
     assert rope_xp.explain(x, x).path == "triton"
@@ -112,14 +102,12 @@ def test_reasons_to_decline(monkeypatch):
     assert rope_xp.explain(wide.half(), wide.half()).path == "triton"
     monkeypatch.setattr(gpu.KERNELS, "_decline_reason", "triton is not installed")
     assert reason(x) == "triton is not installed"
-    with (
-        rope_xp.use_path("triton"),
-        pytest.raises(RopeError, match="cannot take this call: triton is not installed"),
-    ):
+    message = "cannot take this call: triton is not installed"
+    with rope_xp.use_path("triton"), pytest.raises(RopeError, match=message):
         RoPE().rotate(x)
 
 
-def test_reasons_to_decline_a_norm(monkeypatch):
+def test_norms_that_no_kernel_takes_are_declined(monkeypatch):
     x, weight = torch.ones(5, 2, 8), torch.ones(8)
     monkeypatch.setattr(gpu, "DEVICES", {"cpu"})
 
@@ -141,8 +129,7 @@ def test_reasons_to_decline_a_norm(monkeypatch):
     assert "plain operations" in reason(weight._neg_view(), weight)
 
 
-def test_where_triton_fails_others_run(compile_by):
-    """Here for the reason that there is no GPU: the first launch finds no driver."""
+def test_a_triton_that_finds_no_driver_leaves_calls_to_other_paths(compile_by):
     if torch.cuda.is_available():
         pytest.skip("there is a GPU, and triton works")
     x = torch.randn(5, 2, 8)
@@ -151,15 +138,12 @@ def test_where_triton_fails_others_run(compile_by):
     with pytest.warns(RuntimeWarning, match="without a kernel of triton. triton cannot compile "):
         got = RoPE().rotate(x.clone(), out=x)
     assert torch.equal(got, expected)
-    with (
-        rope_xp.use_path("triton"),
-        pytest.raises(RopeError, match="'triton' was forced.* cannot compile its kernel"),
-    ):
+    message = "'triton' was forced.* cannot compile its kernel"
+    with rope_xp.use_path("triton"), pytest.raises(RopeError, match=message):
         RoPE().rotate(x)
 
 
-def test_short_memory_of_a_moment_costs_one_call(compile_by):
-    """A device that has none to load a kernel into; the next call tries again."""
+def test_a_device_without_memory_for_a_kernel_is_tried_again_by_the_next_call(compile_by):
     tried, ran = [], []
 
     def load(key):
@@ -174,18 +158,15 @@ def test_short_memory_of_a_moment_costs_one_call(compile_by):
     with pytest.warns(RuntimeWarning, match="without a kernel of triton. .*out of memory"):
         assert torch.equal(RoPE(base=77.0).rotate(x), expected)
     assert not ran
-    RoPE(base=77.0).rotate(x)
-    RoPE(base=77.0).rotate(x)
-    assert len(tried) == 2
-    assert len(ran) == 2
+    for _ in range(2):
+        RoPE(base=77.0).rotate(x)
+    assert (len(tried), len(ran)) == (2, 2)
 
 
 def load(device):
-    """Load the kernel of a launch on a device that need not be there."""
     with FakeTensorMode():
         arrays = (torch.ones(5, 2, 8, device=device),)
-    planned = SimpleNamespace(variant=None)
-    return gpu._load_launch(planned, arrays, SimpleNamespace(components=None))
+    return gpu._load_launch(SimpleNamespace(variant=None), arrays, SimpleNamespace(components=None))
 
 
 def test_a_kernel_that_fails_on_one_device_runs_on_another(monkeypatch):
@@ -205,15 +186,9 @@ def test_a_kernel_that_fails_on_one_device_runs_on_another(monkeypatch):
 
 @pytest.mark.parametrize("capturing", [False, True])
 @pytest.mark.parametrize("error", [RuntimeError, AssertionError])
-def test_a_failure_in_the_capture_of_a_graph_is_not_held_against_triton(
-    capturing, error, monkeypatch
-):
+def test_failures_while_a_graph_is_captured_are_not_remembered(capturing, error, monkeypatch):
     """The driver may refuse to load a kernel there. Where Triton finds no driver it asserts one."""
-
-    def fail(*_):
-        raise error("no")
-
-    kernels = Kernels("triton", lambda: fail)
+    kernels = Kernels("triton", lambda: Mock(side_effect=error("no")))
     monkeypatch.setattr(gpu, "KERNELS", kernels)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
     if capturing:
@@ -246,15 +221,12 @@ CALLS = {
 
 
 @pytest.mark.exhaustive
-def test_the_driver_gets_what_was_planned(tmp_path):
-    """A stand-in for the driver (triton_launches.py) sees the grid, arguments and capture mode."""
+def test_the_driver_gets_the_planned_grid_and_arguments(tmp_path):
+    """As a stand-in for it sees them: triton_launches.py."""
     if shutil.which("gcc") is None:
         pytest.skip("there is no gcc, which compiles Triton's launcher")
-    try:
+    with contextlib.suppress(OSError):
         ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        pass
-    else:
         pytest.skip("there is a driver of CUDA; test_gpu.py launches by it")
     calls = [json.loads(line) for line in printed("triton_launches.py", tmp_path).splitlines()]
     assert {c["name"]: (len(c["found"]), c["modules"]) for c in calls} == CALLS

@@ -7,10 +7,10 @@ import numpy as np
 from hypothesis import strategies as st
 
 from rope_xp import RoPE, scaling
+from support.equality import LAYOUTS
 from support.fuzz.memory import View, lay
 from support.targets import ALL_FLOATS, numpy_dtype
 
-LAYOUTS = ("interleaved", "half", "interleaved_to_half")
 LIMIT = 1 << 31
 EDGES = (0, 1, 2047, 2048, 2049, (1 << 22) - 1, 1 << 22, (1 << 22) + 1, LIMIT - 2, LIMIT - 1)
 POSITIONS = (
@@ -21,8 +21,6 @@ POSITIONS = (
 
 @dataclass(frozen=True)
 class Positions:
-    """Positions of any kind."""
-
     kind: str  # none, list, numpy, or library for an array of the library
     shape: tuple[int, ...]
     how: str  # counted, small, signed, large, edges, fractions
@@ -180,8 +178,6 @@ def components(rope):
 
 @dataclass(frozen=True)
 class Shape:
-    """Names and lengths of axes."""
-
     axes: str
     named: bool  # whether the names are passed, or are those by default
     sizes: dict[str, int]
@@ -224,8 +220,6 @@ def shapes(draw):
 
 @dataclass(frozen=True)
 class Out:
-    """Where results are written."""
-
     kind: str
     """none, new, same, the other array of a call (swapped), or moved: overlapping what is read."""
     view: View

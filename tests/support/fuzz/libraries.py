@@ -24,13 +24,11 @@ class Library:
 
     name: str
     module: str
-    path: str | None = None
-    """Asked for by name; None for the choice that the library makes, however small the arrays."""
+    path: str | None = None  # or None for the choice that the library makes
     floats: tuple[str, ...] = ALL_FLOATS
     integers: tuple[str, ...] = _INTEGERS
     writes: bool = True
-    any_memory: bool = False
-    """Whether arrays may go backwards, lie anywhere and have the other byte order."""
+    any_memory: bool = False  # whether arrays may go backwards, lie anywhere, be byte-swapped
     shared: bool = True  # whether its arrays lie in the memory of numpy's that they are made from
     flushes: bool = False  # whether numbers below the normal ones are zero
     streaming: bool = False
@@ -52,17 +50,19 @@ class Library:
         return name if name in self.integers else self.float(name) if "float" in name else "int32"
 
     def view(self, view, dtype):
-        found = view if self.any_memory else view.plain()
-        return replace(found, dtype=dtype)
+        return replace(view if self.any_memory else view.plain(), dtype=dtype)
+
+    def lay(self, shape, view):
+        """Return memory, and random numbers in it as the library can have them."""
+        return memory.lay(shape, self.view(view, self.float(view.dtype)))
 
     def make(self, x):
         if self.module == "numpy":
             return x
         if self.module == "torch":
             return memory.as_torch(x)
-        return importlib.import_module(self.module).asarray(
-            np.ascontiguousarray(x).reshape(x.shape)
-        )
+        plain = np.ascontiguousarray(x).reshape(x.shape)
+        return importlib.import_module(self.module).asarray(plain)
 
     def back(self, x):
         if self.module == "torch" and str(x.dtype) == "torch.bfloat16":
@@ -77,7 +77,7 @@ class Library:
             patch.setattr(paths, "CHUNK_BYTES", 1 << 8)
             if self.streaming:
                 patch.setattr(launch, "BYTES_TO_STREAM", 1)
-                patch.setattr(launch, "BYTES_A_THREAD", 1)
+                patch.setattr(launch, "ELEMENTS_A_THREAD", 1)
                 patch.setattr(threads, "limit", lambda **_: 3)
             yield
 

@@ -16,8 +16,7 @@ class View:
 
     dtype: str
     order: tuple[int, ...]  # its axes, the slowest first
-    steps: tuple[int, ...]
-    """Of each axis: 1, every second element, backwards, or 0 for one element that is all."""
+    steps: tuple[int, ...]  # of each axis: 1, 2, backwards, or 0 for one element that is all
     swapped: bool = False  # whether in the other byte order
     shift: int = 0  # bytes from an address that is aligned to everything
     seed: int = 0
@@ -80,10 +79,6 @@ def addresses(x):
 
 def touched(x):
     return (addresses(x)[..., None] + np.arange(x.itemsize)).ravel()
-
-
-def share(x, y):
-    return np.intersect1d(touched(x), touched(y)).size > 0
 
 
 def shares_with_itself(x):

@@ -6,7 +6,6 @@ heads; names and values are theirs.
 
 import contextlib
 import io
-from collections.abc import Iterator
 from pathlib import Path
 
 from rope_xp.__main__ import main
@@ -14,8 +13,7 @@ from rope_xp.__main__ import main
 HERE = Path(__file__).parent
 
 
-def reports() -> Iterator[tuple[str, str]]:
-    """Yield the name of each configuration, and what is printed of it."""
+def reports():
     for path in sorted((HERE / "configs").glob("*.json")):
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             main(["inspect", str(path)])

@@ -1,0 +1,29 @@
+"""Write vectors for ports: inputs and expected results of every kind of layer of a model."""
+
+import argparse
+from pathlib import Path
+
+import rope_xp
+from rope_xp._arguments.fields import LAYOUTS
+from rope_xp._cli import terminal
+from rope_xp._cli.weights import isolate
+from rope_xp.testing import vectors
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    add = parser.add_argument
+    add("config", metavar="CONFIG", help="a config.json, or the folder that has it")
+    add("-o", "--out", type=Path, required=True, metavar="FILE.safetensors")
+    add("--layout", choices=LAYOUTS, metavar="LAYOUT", help="of an unknown model type")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write the file; return the exit status."""
+    with isolate():
+        layers = rope_xp.plan(options.config, layout=options.layout)
+    made = vectors(layers)
+    made.save(options.out)
+    kinds = dict.fromkeys(name.partition("/")[0] for name in made.tensors)
+    terminal.write(f"{options.out}: {len(made.tensors)} tensors of {', '.join(kinds)}")
+    return 0
