@@ -1,4 +1,4 @@
-"""Modules and functions of jax, keras, mlx and tinygrad."""
+"""Modules and functions of jax, keras and mlx."""
 
 from typing import Any
 
@@ -74,9 +74,10 @@ def mlx_lm(rope: RoPE, dtype: str) -> Rotation:
 
 ENGINES = [
     Engine("equinox", "nn.RotaryPositionalEmbedding", equinox, library="jax"),
-    Engine("gemma", "gm.math.apply_rope", gemma, library="jax"),
+    Engine("gemma", "gm.math.apply_rope", gemma, library="jax", note="file alone",
+           not_run={"partial": "its rope_proportion was not tried"}),
     Engine("maxtext", "m3.core.rope.apply_rope", maxtext, library="jax", note="file alone"),
     Engine("keras-hub", "layers.RotaryEmbedding", keras_hub, is_module=True, note="on torch"),
     Engine("mlx", "nn.RoPE", mlx, library="mlx"),
-    Engine("mlx-lm", "initialize_rope", mlx_lm, library="mlx"),
-]
+    Engine("mlx-lm", "initialize_rope", mlx_lm, library="mlx", note="file alone"),
+]  # fmt: skip

@@ -4,14 +4,16 @@ import contextlib
 from typing import Any
 
 import torch
-from measure import HEAD_DIM, INTERPRETER, LENGTH, Engine, Rotation
-from shared import check, load_alone, share
+from measure import HEAD_DIM, LENGTH, Engine, Rotation
+from shared import check, load_alone
 
 from rope_xp import RoPE
 from rope_xp.scaling import Linear, Llama3, YaRN
 from rope_xp.testing import conventions
 
-_NOTE = INTERPRETER
+_NOTE = "Triton's interpreter"
+_ALONE = f"{_NOTE}; file alone"
+_SLOW = dict.fromkeys(("bfloat16", "gradient"), "not tried in the interpreter")
 
 
 def liger(rope: RoPE, dtype: str) -> Rotation:
@@ -25,32 +27,11 @@ def liger(rope: RoPE, dtype: str) -> Rotation:
     return conventions.liger(kernel, rope, HEAD_DIM)
 
 
-def fla(rope: RoPE, dtype: str) -> Rotation:
-    # What its utilities ask of a GPU is asked of none.
-    from fla.modules.rotary import ops
-
-    check(rope, partial=True)
-    return conventions.fla(ops.rotary_embedding, rope, HEAD_DIM)
-
-
 def flash_attn(rope: RoPE, dtype: str) -> Rotation:
     file = load_alone("vllm.vllm_flash_attn.ops.triton.rotary")
     torch.cuda.device = lambda index: contextlib.nullcontext()  # type: ignore[assignment,misc]
     check(rope, partial=True)
     return conventions.flash_attn(file.apply_rotary, rope, HEAD_DIM)
-
-
-def lmdeploy(rope: RoPE, dtype: str) -> Rotation:
-    file = load_alone("lmdeploy.pytorch.kernels.cuda.apply_rotary_pos_emb")
-    check(rope, partial=True)
-
-    def kernel(q: Any, k: Any, cos: Any, sin: Any) -> Any:
-        flat = [x.swapaxes(1, 2).flatten(0, 1).contiguous() for x in (q, k)]
-        outputs = [x.clone() for x in flat]
-        results = file.apply_rotary_pos_emb(*flat, cos.flatten(0, 1), sin.flatten(0, 1), *outputs)
-        return [y.reshape(len(q), q.shape[2], -1, HEAD_DIM).swapaxes(1, 2) for y in results]
-
-    return conventions.huggingface(kernel, rope, HEAD_DIM)
 
 
 def sglang_mrope(rope: RoPE, dtype: str) -> Rotation:
@@ -201,64 +182,18 @@ def sglang(rope: RoPE, dtype: str) -> Rotation:
     return kernel
 
 
-def comfy_kitchen(rope: RoPE, dtype: str) -> Rotation:
-    file = load_alone("comfy_kitchen.backends.triton.rope")
-    check(rope)
-    rotate = file.apply_rope if rope.layout == "interleaved" else file.apply_rope_split_half
-
-    def kernel(q: Any, k: Any, p: Any) -> Any:
-        cos, sin = (torch.as_tensor(t).float() for t in rope.cos_sin(p, HEAD_DIM))
-        matrices = torch.stack([cos, -sin, sin, cos], -1).unflatten(-1, (2, 2))
-        return rotate(q.contiguous(), k.contiguous(), matrices[:, None])
-
-    return kernel
-
-
-def torchembed_triton(rope: RoPE, dtype: str) -> Rotation:
-    from torchembed._triton import fused_rope_forward
-
-    check(rope)
-    tables = rope.table(LENGTH, HEAD_DIM, form="huggingface", xp=torch, dtype=torch.float32)
-
-    def kernel(q: Any, k: Any, p: Any) -> Any:
-        rows = torch.as_tensor(share(p))
-        return fused_rope_forward(q, k, *(t[rows] for t in tables))
-
-    return kernel
-
-
-def xformers(rope: RoPE, dtype: str) -> Rotation:
-    from xformers.ops import rope_padded
-    from xformers.ops.fmha.attn_bias import BlockDiagonalCausalWithOffsetPaddedKeysMask as Mask
-
-    check(rope, Linear)
-    scale = rope.scaling.factor if isinstance(rope.scaling, Linear) else 1.0
-
-    def rotate(q: Any, k: Any, p: Any) -> Any:
-        batch, _, tokens, _ = q.shape
-        flat = [x.swapaxes(1, 2).flatten(0, 1)[None] for x in (q, k)]
-        caches = [torch.zeros_like(flat[1]) for _ in range(2)]
-        mask = Mask.from_seqlens([tokens] * batch, tokens, [tokens] * batch)
-        q_rotated = rope_padded(*flat, flat[1].clone(), *caches, mask, theta=rope.base,
-                                linear_scale=scale, seqpos=torch.as_tensor(p).flatten())  # fmt: skip
-        shape = batch, tokens, -1, HEAD_DIM
-        return [y.reshape(shape).swapaxes(1, 2) for y in (q_rotated, caches[0])]
-
-    return rotate
-
-
+_UNCAST = {"module in bfloat16": "the module was not cast"}
+_UNTRIED = "the package has such a class, which was not tried"
 ENGINES = [
-    Engine("vllm", "RotaryEmbedding.forward_native", vllm, note="files alone"),
-    Engine("vllm", "triton_mrope", vllm_mrope, takes_tables=True, note=_NOTE),
+    Engine("vllm", "RotaryEmbedding.forward_native", vllm, note="files alone",
+           not_run={"LongRoPE": _UNTRIED, **_UNCAST}),
+    Engine("vllm", "triton_mrope", vllm_mrope, takes_tables=True, note=_ALONE, not_run=_SLOW),
     Engine("vllm", "vllm_flash_attn apply_rotary", flash_attn, takes_tables=True,
-           note=f"{_NOTE}; flash-attention's kernel"),
-    Engine("sglang", "RotaryEmbedding.forward_native", sglang, note="files alone"),
-    Engine("sglang", "triton_mrope_fused", sglang_mrope, takes_tables=True, note=_NOTE),
-    Engine("lmdeploy", "apply_rotary_pos_emb", lmdeploy, takes_tables=True, note=_NOTE),
-    Engine("comfy-kitchen", "triton apply_rope", comfy_kitchen, "interleaved", takes_tables=True,
-           note=_NOTE),
-    Engine("liger-kernel", "LigerRopeFunction", liger, takes_tables=True, note=_NOTE),
-    Engine("fla-core", "rotary_embedding", fla, takes_tables=True, note=_NOTE),
-    Engine("torchembed", "fused_rope_forward", torchembed_triton, takes_tables=True, note=_NOTE),
-    Engine("xformers", "rope_padded", xformers, "interleaved", note=_NOTE),
+           note=f"{_ALONE}; flash-attention's kernel", not_run=_SLOW),
+    Engine("sglang", "RotaryEmbedding.forward_native", sglang, note="files alone",
+           not_run=dict.fromkeys(("YaRN", "Llama 3", "LongRoPE"), _UNTRIED) | _UNCAST),
+    Engine("sglang", "triton_mrope_fused", sglang_mrope, takes_tables=True, note=_ALONE,
+           not_run=_SLOW),
+    Engine("liger-kernel", "LigerRopeFunction", liger, takes_tables=True, note=_NOTE,
+           not_run=_SLOW),
 ]  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,6 @@ from rope_xp import RoPE, scaling
 HEAD_DIM = 64
 LENGTH = 131_072
 """Rows of a table, if an engine asks for them; the context of most models of 2026."""
-INTERPRETER = "Triton's interpreter"
 Rotation = Callable[[Any, Any, np.ndarray], tuple[Any, Any]]
 """From q and k (batch, heads, tokens, head_dim) and positions (batch, tokens) of numpy."""
 
@@ -42,7 +41,8 @@ class Engine:
     """A rotation of a package: ``make(rope, dtype)`` returns it, or raises NotOfferedError.
 
     ``takes_tables`` says that callers compute cos and sin. ``is_module`` says that it is a module
-    of torch with a dtype, which ``make`` casts it to.
+    of torch with a dtype, which ``make`` casts it to. ``not_run`` has the columns that are not
+    tried, and why.
     """
 
     package: str
@@ -53,11 +53,12 @@ class Engine:
     takes_tables: bool = False
     is_module: bool = False
     note: str = ""
+    not_run: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A result: "right", "wrong", "not offered" or "refused", and what the page says of it."""
+    """A result: "right", "wrong", "not offered", "not run" or "refused", and what the page says of it."""
 
     verdict: str
     text: str
@@ -71,6 +72,10 @@ def measure(engine: Engine) -> dict[str, Cell]:
 
 
 def _measure_cell(engine: Engine, column: str) -> Cell:
+    if column in engine.not_run:
+        return Cell("not run", engine.not_run[column])
+    if column == "bfloat16" and engine.library == "numpy":
+        return Cell("not run", "arrays of numpy are given, which has no bfloat16")
     try:
         return _run(engine, column)
     except NotOfferedError as reason:
@@ -98,18 +103,13 @@ def _run(engine: Engine, column: str) -> Cell:
             return _compare(engine, RoPE(layout=engine.layout, rotary_dim=32), np.arange(12)[None])
         case "position":
             return _find_first_error(engine, plain)
-        case "bfloat16" if engine.library == "numpy":
-            raise NotOfferedError("its arrays are numpy's here, which has no bfloat16")
-        case "bfloat16" if engine.note.startswith(INTERPRETER):
-            raise NotOfferedError("not run in the interpreter")
         case "bfloat16":
             return _compare(engine, plain, np.arange(600)[None], "bfloat16")
         case "module in bfloat16":
             if not engine.is_module:
-                raise NotOfferedError("it is a function")
+                kind = "a function" if engine.library == "torch" else "no module of torch"
+                raise NotOfferedError(f"it is {kind}")
             return _compare(engine, plain, np.arange(600)[None], "bfloat16", module="bfloat16")
-        case "gradient" if engine.note.startswith(INTERPRETER):
-            raise NotOfferedError("not run in the interpreter")
         case "gradient":
             return _compare_gradients(engine, plain)
     rope = RoPE(layout=engine.layout, scaling=SCALINGS[column])

@@ -4,15 +4,7 @@ from typing import Any
 
 import torch
 from measure import HEAD_DIM, LENGTH, Engine, Rotation
-from shared import (
-    both,
-    check,
-    count_from_zero,
-    describe,
-    get_start,
-    load_alone,
-    share,
-)
+from shared import both, check, count_from_zero, describe, get_start, load_alone, share
 
 from rope_xp import RoPE
 from rope_xp.scaling import Linear, Llama3, LongRoPE, YaRN
@@ -223,42 +215,28 @@ def torch_onnx(rope: RoPE, dtype: str) -> Rotation:
     return both(rotate)
 
 
-def executorch(rope: RoPE, dtype: str) -> Rotation:
-    file = load_alone("executorch.examples.models.llama.rope",
-                      executorch__examples__models__llama__model_args={"ModelArgs": object})  # fmt: skip
-    check(rope, Llama3)
-    scaled = isinstance(rope.scaling, Llama3)
-    tables = file.precompute_freqs_cis(HEAD_DIM, LENGTH, rope.base, use_scaled=scaled,
-                                       scale_factor=8 if scaled else None)  # fmt: skip
-    module = file.RotaryEmbedding()
-
-    def rotate(q: Any, k: Any, p: Any) -> Any:
-        used = (t[torch.as_tensor(share(p))] for t in tables)
-        return [y.swapaxes(1, 2) for y in module(q.swapaxes(1, 2), k.swapaxes(1, 2), *used)]
-
-    return rotate
-
-
+_TITAN = "file alone; the factor of YaRN is in its softmax"
+_UNSHOWN = {"module in bfloat16": "not tried in the whole package, which could not be imported"}
 ENGINES = [
     Engine("transformers", "LlamaRotaryEmbedding, apply_rotary_pos_emb", transformers, is_module=True),
     Engine("diffusers", "get_1d_rotary_pos_embed, apply_rotary_emb", diffusers, "interleaved"),
     Engine("torchtune", "RotaryPositionalEmbeddings, Llama3ScaledRoPE", torchtune, "interleaved",
-           is_module=True),
+           is_module=True, note="files alone"),
     Engine("torchtitan", "ComplexRoPE", torchtitan, "interleaved",
-           is_module=True, note="the factor of YaRN is in its softmax"),
-    Engine("torchtitan", "CosSinRoPE", torchtitan, is_module=True,
-           note="the factor of YaRN is in its softmax"),
+           is_module=True, note=_TITAN, not_run=_UNSHOWN),
+    Engine("torchtitan", "CosSinRoPE", torchtitan, is_module=True, note=_TITAN),
     Engine("litgpt", "build_rope_cache, apply_rope", litgpt),
     Engine("x-transformers", "RotaryEmbedding, apply_rotary_pos_emb", x_transformers, "interleaved",
            is_module=True),
     Engine("rotary-embedding-torch", "RotaryEmbedding.rotate_queries_or_keys",
            rotary_embedding_torch, "interleaved", is_module=True),
     Engine("torchembed", "RotaryEmbedding", torchembed, is_module=True),
-    Engine("timm", "apply_rot_embed_cat", timm, takes_tables=True),
-    Engine("curated-transformers", "RotaryEmbeddings", curated_transformers, is_module=True),
+    Engine("timm", "apply_rot_embed_cat", timm, takes_tables=True, note="file alone",
+           not_run={"batched decode": "a table for each batch entry was not tried"}),
+    Engine("curated-transformers", "RotaryEmbeddings", curated_transformers, is_module=True,
+           note="file alone", not_run=_UNSHOWN),
     Engine("mistral-inference", "precompute_freqs_cis, apply_rotary_emb", mistral_inference,
-           "interleaved"),
+           "interleaved", note="file alone"),
     Engine("megatron-core", "_apply_rotary_pos_emb_bshd", megatron_core, takes_tables=True),
     Engine("torch", "torch.onnx.ops.rotary_embedding", torch_onnx, takes_tables=True),
-    Engine("executorch", "examples.models.llama.rope", executorch, "interleaved"),
 ]  # fmt: skip

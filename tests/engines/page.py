@@ -7,19 +7,28 @@ from findings import FINDINGS, NOT_RUN
 from measure import COLUMNS
 
 FAULTS = Path(__file__).with_name("faults")
-_MARKS = {"right": "✓", "not offered": "–", "refused": "raises", "wrong": "**wrong**"}
+_MARKS = {
+    "right": "✓",
+    "not offered": "–",
+    "not run": "not run",
+    "refused": "raises",
+    "wrong": "**wrong**",
+}
 _INTRODUCTION = """\
 <!-- Made by tests/engines/scoreboard.py from tests/engines/results.json. -->
 
 # Scoreboard
 
 Rotations of other packages, measured on a CPU against exact angles: {rows} functions of {packages}
-packages. Kernels of Triton run in its interpreter. Rows with the note "files alone" import a file without the rest of
-its package. Versions and dates are in the table below; the versions are pinned in `constraints/engines.txt`.
+packages. Results were measured on {dates}, in several runs while other work ran on the machine. They are errors, not
+times, so that the load does not change them. Kernels of Triton run in its interpreter. Rows with the note "file alone"
+import a file without the rest of its package. The versions are pinned in `constraints/engines.txt` and
+`constraints/test.txt`. To measure again, install them as `.ci/engines` does, and run
+`python tests/engines/scoreboard.py`.
 
-✓ right; – not offered; "raises" an error instead of a result; **wrong** a wrong result without an error, described
-under [Findings](#findings). Differences by design are not wrong. [Test your kernel](test_your_kernel.md)
-describes how to measure your own.
+✓ right; – not offered; "not run" not tried; "raises" an error instead of a result; **wrong** a wrong result without an
+error, described under [Findings](#findings) with a script that shows it. Differences by design are not wrong.
+[Test your kernel](test_your_kernel.md) describes how to measure your own.
 """
 _COLUMNS = """
 | column | call | right if |
@@ -52,7 +61,8 @@ def list_wrong(results: dict[str, Any]) -> list[tuple[str, str]]:
 def render(results: dict[str, Any]) -> str:
     """Return the page; KeyError for a wrong cell that no finding describes."""
     packages = sorted({row["package"] for row in results.values()})
-    parts = [_INTRODUCTION.format(rows=len(results), packages=len(packages))]
+    dates = ", ".join(sorted({row["date"] for row in results.values()}))
+    parts = [_INTRODUCTION.format(rows=len(results), packages=len(packages), dates=dates)]
     head = ("package", "function", *COLUMNS)
     parts += ["\n## Results\n\n", _row(head), _row(("---",) * len(head))]
     for _, row in sorted(results.items()):
@@ -69,13 +79,13 @@ def render(results: dict[str, Any]) -> str:
     for _, row in sorted(results.items()):
         note = row["note"] or " "
         parts.append(_row((row["package"], row["version"], row["date"], f"`{row['name']}`", note)))
-    parts += ["\n## Why a cell is empty\n\n", _row(("package", "function", "columns", "reason"))]
+    parts += ["\n## Cells without a result\n\n", _row(("package", "function", "columns", "reason"))]
     parts.append(_row(("---",) * 4))
     for _, row in sorted(results.items()):
         reasons: dict[str, list[str]] = {}
         for column, cell in row["cells"].items():
-            if cell["verdict"] in ("not offered", "refused"):
-                reasons.setdefault(cell["text"], []).append(column)
+            if cell["verdict"] in ("not offered", "not run", "refused"):
+                reasons.setdefault(_show_reason(cell), []).append(column)
         for text, columns in reasons.items():
             shown = (
                 text.replace("|", "\\|")
@@ -84,9 +94,17 @@ def render(results: dict[str, Any]) -> str:
                 .replace("_", "\\_")
             )
             parts.append(_row((row["package"], f"`{row['name']}`", ", ".join(columns), shown)))
-    parts += ["\n## Not run\n\n", _row(("package", "reason")), _row(("---",) * 2)]
+    parts += [
+        "\n## Packages that were not run\n\n",
+        _row(("package", "reason")),
+        _row(("---",) * 2),
+    ]
     parts += [_row(item) for item in sorted(NOT_RUN.items())]
     return "".join(parts)
+
+
+def _show_reason(cell: dict[str, str]) -> str:
+    return f"not run: {cell['text']}" if cell["verdict"] == "not run" else cell["text"]
 
 
 def _row(cells: tuple[str, ...]) -> str:

@@ -14,6 +14,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -64,7 +65,7 @@ def main() -> None:
     parser.add_argument("--render", action="store_true")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--compare", type=Path, metavar="FILE")
-    parser.add_argument("--date", default="2026-11-25")
+    parser.add_argument("--date", default=time.strftime("%Y-%m-%d"))
     options = parser.parse_args()
     if options.file:
         measure_file(options.file, options.names, options.date)

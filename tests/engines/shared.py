@@ -45,8 +45,8 @@ def get_start(p: np.ndarray) -> int:
 
 def count_from_zero(p: np.ndarray) -> None:
     """Check that positions are 0, 1, 2, ..."""
-    if get_start(p):
-        raise NotOfferedError("positions start at 0")
+    if (p != np.arange(p.shape[1])).any():
+        raise NotOfferedError("positions are 0, 1, 2, ...")
 
 
 def check(rope: RoPE, *scalings: type, partial: bool = False) -> RoPE:
