@@ -190,7 +190,7 @@ ENGINES = [
     Engine("vllm", "triton_mrope", vllm_mrope, takes_tables=True, note=_ALONE, not_run=_SLOW),
     Engine("vllm", "vllm_flash_attn apply_rotary", flash_attn, takes_tables=True,
            note=f"{_ALONE}; flash-attention's kernel", not_run=_SLOW),
-    Engine("sglang", "RotaryEmbedding.forward_native", sglang, note="files alone",
+    Engine("sglang", "RotaryEmbedding.forward_native", sglang, note="files alone; its cache in float32",
            not_run=dict.fromkeys(("YaRN", "Llama 3", "LongRoPE"), _UNTRIED) | _UNCAST),
     Engine("sglang", "triton_mrope_fused", sglang_mrope, takes_tables=True, note=_ALONE,
            not_run=_SLOW),

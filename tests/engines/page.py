@@ -22,7 +22,7 @@ _INTRODUCTION = """\
 Rotations of other packages, measured on a CPU against exact angles: {rows} functions of {packages}
 packages. Results were measured on {dates}, in several runs while other work ran on the machine. They are errors, not
 times, so that the load does not change them. Kernels of Triton run in its interpreter. Rows with the note "file alone"
-import a file without the rest of its package. The versions are pinned in `constraints/engines.txt` and
+import a file, or files, without the rest of its package. The versions are pinned in `constraints/engines.txt` and
 `constraints/test.txt`. To measure again, install them as `.ci/engines` does, and run
 `python tests/engines/scoreboard.py`.
 
@@ -39,9 +39,9 @@ _COLUMNS = """
 | packed | a row of 5 tokens and 7 tokens, both from position 0 | within 5e-4 |
 | partial | `rotary_dim` 32 of 64 | within 5e-4 |
 | linear, YaRN, Llama 3, LongRoPE | factors 4, 4, 8 and a list of 32; trained on 4,096, Llama 3 on 8,192 | within 5e-4 |
-| position | positions to 1,048,576 | the first one whose cos or sin is off by more than 1e-2; at least 131,072 |
-| bfloat16 | 600 tokens of bfloat16 | within 2e-2, for inputs below 1 |
-| module in bfloat16 | the same after `module.to(torch.bfloat16)` | within 2e-2 |
+| position | positions to 1,048,576; tables are made for 131,072 | the first one whose cos or sin is off by more than 1e-2; at least 131,072 |
+| bfloat16 | 600 tokens of bfloat16; the module or its table stays in float32 | within 2e-2, for inputs below 1 |
+| module in bfloat16 | the same after `module.to(torch.bfloat16)`, or made in that dtype | within 2e-2 |
 | gradient | of a weighted sum of results | within 1e-5 |
 """
 
