@@ -29,7 +29,7 @@ def liger(rope: RoPE, dtype: str) -> Rotation:
 
 def flash_attn(rope: RoPE, dtype: str) -> Rotation:
     file = load_alone("vllm.vllm_flash_attn.ops.triton.rotary")
-    torch.cuda.device = lambda index: contextlib.nullcontext()  # type: ignore[assignment,misc]
+    torch.cuda.device = lambda index: contextlib.nullcontext()
     check(rope, partial=True)
     return conventions.flash_attn(file.apply_rotary, rope, HEAD_DIM)
 
@@ -151,7 +151,7 @@ def vllm(rope: RoPE, dtype: str) -> Rotation:
 
 
 def sglang(rope: RoPE, dtype: str) -> Rotation:
-    no = lambda *given, **options: False  # noqa: E731
+    no = lambda *given, **options: False  # noqa: E731  # a stub
     names = ("cpu_has_amx_support", "get_bool_env_var", "is_cpu", "is_cuda", "is_hip", "is_mps",
              "is_musa", "is_npu", "is_xpu")  # fmt: skip
     utilities: dict[str, Any] = dict.fromkeys(names, no) | {"is_cpu": lambda: True}

@@ -60,7 +60,7 @@ def torchtune(rope: RoPE, dtype: str) -> Rotation:
 
 
 def torchtitan(rope: RoPE, dtype: str) -> Rotation:
-    same = lambda **options: lambda function: function  # noqa: E731
+    same = lambda **options: lambda function: function  # noqa: E731  # a stub
     spmd = {"no_typecheck": same, "local_map": same, "S": str, "R": "R"}
     file = load_alone("torchtitan.models.common.rope", spmd_types=spmd,
                       torchtitan__protocols__module={"Module": _Configurable})  # fmt: skip

@@ -18,10 +18,7 @@ def both(rotate: Callable[..., Any], axes: str = "bhsd") -> Rotation:
     """Return the rotation of q and k by rotate(x, positions), of arrays with some axes."""
     if axes == "bhsd":
         return lambda q, k, p: (rotate(q, p), rotate(k, p))
-    return lambda q, k, p: tuple(
-        rotate(x.swapaxes(1, 2), p).swapaxes(1, 2)  # type: ignore[return-value]
-        for x in (q, k)
-    )
+    return lambda q, k, p: tuple(rotate(x.swapaxes(1, 2), p).swapaxes(1, 2) for x in (q, k))
 
 
 def share(p: np.ndarray) -> np.ndarray:
