@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import rope_xp
 from rope_xp._bench import clock
 from rope_xp._bench.clock import Action
-from rope_xp._bench.inputs import Absent, Case, find
+from rope_xp._bench.inputs import CannotMeasure, Case, find
 
 from .shared import common
 from .shared.paths import use_path
@@ -112,5 +112,5 @@ if __name__ == "__main__":
         sys.exit(f"give one of {', '.join(PATHS)}")
     try:
         print(table(sys.argv[1]), end="")
-    except Absent as error:
+    except CannotMeasure as error:
         sys.exit(str(error))

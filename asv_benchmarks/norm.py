@@ -6,7 +6,7 @@ from typing import Any
 import rope_xp
 from rope_xp._bench import clock
 from rope_xp._bench.clock import Action
-from rope_xp._bench.inputs import BASE, Absent
+from rope_xp._bench.inputs import BASE, CannotMeasure
 from rope_xp._bench.targets import Target
 
 from .shared import common
@@ -16,7 +16,7 @@ ROPE = rope_xp.RoPE(base=BASE, layout="half")
 
 @lru_cache(maxsize=1)
 def calls(name: str, dtype: str, tokens: int) -> tuple[Target, Action, Action]:
-    """Return the target, and calls with a norm and without; or raise Absent."""
+    """Return the target, and calls with a norm and without; or raise CannotMeasure."""
     target, q, k, positions = common.case(name, tokens, common.POSITION, dtype)
     weights = (q[0, 0, 0] * 0 + 1, k[0, 0, 0] * 0 + 1)
     norm = rope_xp.QKNorm(*weights)
@@ -43,7 +43,7 @@ class Norm:
         if target.startswith("dask"):
             with common.skipping():
                 msg = f"{target}: its graph is what a call takes"
-                raise Absent(msg)
+                raise CannotMeasure(msg)
         with common.skipping():
             calls(target, dtype, common.TOKENS)
 
