@@ -20,7 +20,7 @@ _INTRODUCTION = """\
 # Scoreboard
 
 Rotations of other packages, measured on a CPU against exact angles: {rows} functions of {packages}
-packages. Results were measured on {dates}, in several runs while other work ran on the machine. They are errors, not
+packages. Results were measured on {dates}, while other work ran on the machine. They are errors, not
 times, so that the load does not change them. Kernels of Triton run in its interpreter. Rows with the note "file alone"
 import a file, or files, without the rest of its package. The versions are pinned in `constraints/engines.txt` and
 `constraints/test.txt`. To measure again, install them as `.ci/engines` does, and run
