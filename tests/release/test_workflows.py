@@ -23,6 +23,7 @@ MAY = {
     "release/build": {"contents": "read"},
     "release/attest": {"id-token": "write", "attestations": "write"},
     "release/publish": {"id-token": "write"},
+    "scoreboard/scoreboard": {"contents": "read"},
 }
 """All that a job is granted. What may write runs no code of the repository."""
 
@@ -79,7 +80,7 @@ def test_every_script_that_is_called_can_be(file):
 
 
 def test_the_gate_is_called_for_changes_and_for_releases():
-    gate, _, release = (read(file) for file in WORKFLOWS)
+    gate, _, release, _ = (read(file) for file in WORKFLOWS)
     assert list_commands(gate["jobs"]["gate"]) == [".ci/run"]
     assert {"push", "pull_request", "workflow_call"} <= set(gate["True"])
     assert release["True"] == {"push": {"tags": ["v*"]}}

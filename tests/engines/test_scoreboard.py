@@ -1,0 +1,60 @@
+"""The scoreboard's page is that of its results, and some packages still do what it says."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+STORED: dict[str, Any] = json.loads((HERE / "results.json").read_text())
+
+
+def run(*options: str, results: Path = HERE / "results.json") -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"SCOREBOARD_RESULTS": str(results)}
+    command = [sys.executable, str(HERE / "scoreboard.py"), *options]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_page_is_that_of_results() -> None:
+    done = run("--check")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_changed_result_is_no_longer_that_of_the_page(tmp_path: Path) -> None:
+    changed = json.loads(json.dumps(STORED))
+    cells = changed["transformers: LlamaRotaryEmbedding, apply_rotary_pos_emb"]["cells"]
+    cells["packed"]["verdict"] = "not offered"
+    (tmp_path / "results.json").write_text(json.dumps(changed))
+    assert "is not that of results.json" in run("--check", results=tmp_path / "results.json").stderr
+
+
+def test_at_least_twenty_packages_are_measured() -> None:
+    assert len({row["package"] for row in STORED.values()}) >= 20
+
+
+@pytest.mark.parametrize(
+    ("file", "package", "module"),
+    [
+        ("modules", "rotary-embedding-torch", "rotary_embedding_torch"),
+        ("graphs", "onnxruntime", "onnxruntime"),
+        ("arrays_of_jax", "mlx", "mlx.core"),
+    ],
+)
+def test_package_does_what_the_page_says(
+    file: str, package: str, module: str, tmp_path: Path
+) -> None:
+    pytest.importorskip(module)
+    if file == "modules":
+        pytest.importorskip("torch")
+    done = run("--file", file, package, results=tmp_path / "results.json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "results.json").read_text())
+    assert found
+    for key, row in found.items():
+        verdicts = {column: cell["verdict"] for column, cell in row["cells"].items()}
+        stored = {column: cell["verdict"] for column, cell in STORED[key]["cells"].items()}
+        assert verdicts == stored
