@@ -60,9 +60,10 @@ def register_pytrees(array: object = None) -> None:
 
     Not while a compiler traces ``array``: it would guard on what is imported.
     """
-    backend = by_type.get(type(array)) or _find_own(array)
-    if backend is not None and backend.is_compiling():
-        return
+    if array is not None:
+        backend = by_type.get(type(array)) or _find_own(array)
+        if backend is not None and backend.is_compiling():
+            return
     for library in libraries:
         if library.has_pytrees and library.name in sys.modules:
             library.load()
