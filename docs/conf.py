@@ -75,9 +75,9 @@ nitpick_ignore_regex = [
 
 # Pages outside docs/ that are shown inside, and where links to them lead from here.
 PAGES = {
-    "contributing": ROOT / "CONTRIBUTING.md",
-    "changelog": ROOT / "CHANGELOG.md",
-    "add_a_backend": ROOT / "backends" / "README.md",
+    "repository/contributing": ROOT / "CONTRIBUTING.md",
+    "repository/changelog": ROOT / "CHANGELOG.md",
+    "repository/add_a_backend": ROOT / "backends" / "README.md",
 }
 LINKS = {path.relative_to(ROOT).as_posix(): f"{name}.md" for name, path in PAGES.items()}
 # Maintainers read these in the repository.
@@ -93,7 +93,8 @@ def shown_inside(text: str) -> str:
 
     def target(match: re.Match[str]) -> str:
         link = match.group(1).removeprefix("../")
-        return f"]({LINKS.get(link, link.removeprefix('docs/'))}{match.group(2) or ''})"
+        link = LINKS.get(link, link.removeprefix("docs/"))
+        return f"]({link if '://' in link else f'../{link}'}{match.group(2) or ''})"
 
     return re.sub(r"\]\((?!https?:|#)([^)#]+)(#[^)]*)?\)", target, text)
 
