@@ -9,7 +9,7 @@ import pytest
 from support.exhaustive import covering
 
 from asv_benchmarks.shared import contenders, rival_calls
-from rope_xp._bench import clock, inputs
+from rope_xp._bench import inputs
 
 discovery = pytest.importorskip("asv_runner.discovery", reason="it finds benchmarks")
 
@@ -96,21 +96,3 @@ def test_absent_contender_says_so():
         inputs.case("abacus:cpu", 1)
     with pytest.raises(inputs.CannotMeasure, match="jax:cpu cannot do 'out' or 'copy'"):
         contenders.pair("jax:cpu", "half", "float32", "out", "copy", 1)
-
-
-def test_tables_of_pages_print_spreads_and_dashes(few_tokens, monkeypatch):
-    """What is larger is faster, in each of them, and every cell is a spread or a dash."""
-    from asv_benchmarks.report import cliffs, rivals_table, table
-
-    monkeypatch.setattr(clock, "turns_of_seconds", lambda *_: [[1.0, 2.0, 2.0], [3.0, 4.0, 10.0]])
-    assert cliffs._cell("numpy:cpu", cliffs.ONE, cliffs.ONE, 4.0) == "**3.00 [2.00, 5.00]**"
-    assert cliffs._cell("jax:cpu", cliffs.CASES["byte order"][0], None, 1.0) == "-"
-    expected = "|  | jax, jitted | 3.00 [2.00, 5.00] | 3.00 [2.00, 5.00] |"
-    assert rivals_table.line("", "usual", "jax:cpu") == expected
-    monkeypatch.setattr(contenders, "pair", lambda *_: (None, None, None))
-    monkeypatch.setattr(table.np, "ones", lambda _: None)
-    rows = [table.row(*key) for key in table.ROWS]
-    printed = table._table("into new arrays, times as fast as", table.NEW, rows)
-    assert printed.splitlines()[2] == (
-        "| numpy float32 | 2000 [1000, 2000]" + " | 3.00 [2.00, 5.00]" * 4 + " |"
-    )

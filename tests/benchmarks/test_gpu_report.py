@@ -1,19 +1,12 @@
 """The report on GPUs, run on the CPU: what it finds, leaves out by name, and refuses to make up."""
 
 import json
-import math
 import sys
-import time
-import xml.etree.ElementTree as ET
-from contextlib import contextmanager
-from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
-from asv_benchmarks.gpu import bars, measure, picture, report
+from asv_benchmarks.gpu import bars, measure, report
 from asv_benchmarks.gpu.measure import BOTH, COPY, FLAT_COPY, FORWARD, Case
-from asv_benchmarks.shared import device_clock
 from asv_benchmarks.shared.rival_calls import Contender
 from rope_xp._bench import targets
 
@@ -140,80 +133,6 @@ def test_a_bar_that_is_missed_is_named(changed, fails):
     assert len(missed) == len(fails)
     for name, start in zip(missed, fails, strict=True):
         assert name.startswith(start)
-
-
-def test_the_picture(tmp_path):
-    pytest.importorskip("matplotlib")
-    path = tmp_path / "report.svg"
-    picture.draw(build_report(), path)
-    labels = {text.text for text in ET.parse(path).iter("{http://www.w3.org/2000/svg}text")}
-    assert {"torch:gpu, forward", f"torch:gpu, {BOTH}", "jax:gpu, forward", "64 MiB"} <= labels
-    assert {"rope_xp", "rope_xp in place", "torch_compile", "liger", "rope_xp in jit"} <= labels
-
-
-class Event:
-    """An event of a stream of which nothing is ever waited for."""
-
-    def __init__(self, enable_timing=False):
-        self.at = math.nan
-
-    def record(self):
-        self.at = time.perf_counter()
-
-    def query(self):
-        return False
-
-    def synchronize(self):
-        assert math.isfinite(self.at)
-
-    def elapsed_time(self, stop):
-        return (stop.at - self.at) * 1e3
-
-
-@pytest.fixture
-def as_on_a_gpu(monkeypatch):
-    import torch
-
-    find = targets.find
-    monkeypatch.setattr(
-        targets, "find", lambda name: replace(find(name.replace("gpu", "cpu")), name=name)
-    )
-    monkeypatch.setitem(report.CASES, "gpu", [Case(1, 1), ONE_HEAD])
-    monkeypatch.setattr(device_clock, "READ_BYTES", 1 << 16)
-    for name, stand_in in {
-        "Event": Event,
-        "get_device_properties": lambda _: SimpleNamespace(name="a CPU", L2_cache_size=7),
-        "reset_peak_memory_stats": lambda: None,
-        "memory_allocated": lambda: 0,
-        "max_memory_allocated": lambda: 3072 * 40 * 128,
-    }.items():
-        monkeypatch.setattr(torch.cuda, name, stand_in)
-    event = SimpleNamespace(device_type=torch.autograd.DeviceType.CUDA)
-    other = SimpleNamespace(device_type=torch.autograd.DeviceType.CPU)
-
-    @contextmanager
-    def profile(activities, acc_events):
-        yield SimpleNamespace(events=lambda: [other, event])
-
-    monkeypatch.setattr(torch.profiler, "profile", profile)
-
-
-@pytest.mark.usefixtures("as_on_a_gpu")
-def test_torch_as_on_a_gpu(monkeypatch):
-    monkeypatch.setattr(measure, "GPU_RIVALS", ("usual",))
-    saved = []
-    found = report.report(
-        "gpu", ["torch"], 2, False, lambda found: saved.append(len(found["speed"]))
-    )
-    # After each case, should the next one break off; ours first, then all in turns.
-    assert saved == [8, 15, 15, 17, 19, 19]
-    measured = found["targets"]["torch:gpu"]
-    assert "L2_cache_size=7" in measured["before"][-1]
-    assert {row["timed_by"] for row in found["speed"]} == {"events, caches flushed by reading"}
-    assert {row["hidden"] for row in found["speed"]} == {1.0}
-    assert measured["launches"]["rope_xp"] == 1
-    assert measured["peak"]["rope_xp"] == pytest.approx(1.5)  # of results of 2 bytes a number
-    assert "| torch, one head, (1, 65536, 1, 64)" in bars.markdown(found)
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")

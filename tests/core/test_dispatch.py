@@ -321,12 +321,6 @@ def test_slots_of_a_backend_without_operations_are_refused(monkeypatch: pytest.M
 
 
 @pytest.mark.usefixtures("fresh")
-def test_the_toy_backend_registers_itself(capsys):
-    toy_backend.main()
-    assert capsys.readouterr().out == "toylib: unwrap\n"
-
-
-@pytest.mark.usefixtures("fresh")
 def test_a_broken_registration_disturbs_nobody(monkeypatch, caplog):
     announce(monkeypatch, "no_such_module_anywhere", "no_backend", "toy_backend")
     monkeypatch.setitem(sys.modules, "no_backend", SimpleNamespace(BACKEND="a string"))

@@ -124,16 +124,6 @@ def test_tables_of_every_library_and_dtype_are_rounded_once(name, form):
     assert read(default).astype(np.complex64).tolist() == read(default).tolist()
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_tables_of_16_bits_are_not_rounded_twice(dtype):
-
-    table = RoPE().table(200_000, 4, form="vllm", dtype=numpy_dtype(dtype)).astype(np.float64)
-    exact = RoPE().table(200_000, 4, form="vllm", dtype=np.float64)
-    once, twice = nearest(exact, dtype), nearest(nearest(exact, "float32"), dtype)
-    assert (once != twice).any()
-    np.testing.assert_array_equal(table, once)
-
-
 @pytest.mark.parametrize("dtype", REAL)
 def test_tables_of_every_dtype_equal_fifty_digits_rounded(dtype):
     """Also at positions of which float64 products have lost digits."""
@@ -144,23 +134,6 @@ def test_tables_of_every_dtype_equal_fifty_digits_rounded(dtype):
     for table, exact in zip(tables, exact_cos_sin(positions, frequencies), strict=True):
         error = np.abs(table[list(positions)].astype(np.float64) - nearest(exact, dtype))
         assert (error <= (bound if dtype == "float64" else 0)).all()
-
-
-def test_tables_of_several_components_are_those_of_one():
-    for form in ("vllm", "megatron"):
-        np.testing.assert_array_equal(*(rope.table(N, D, form=form) for rope in (ROPES[5], RoPE())))
-
-
-def test_rotations_by_tables_of_any_form_have_the_same_bits():
-
-    rope, rng = ROPES[4], np.random.default_rng(0)
-    q, at = rng.standard_normal((1, 5, 2, D), np.float32), np.array([3, 1, 4, 1, 5])
-    cos, sin = rope.table(N, D, form="onnx")
-    expected = rope.with_tables(cos[at], sin[at]).rotate(q)
-    halves = np.split(rope.table(N, D, form="vllm")[at], 2, axis=1)
-    np.testing.assert_array_equal(expected, rope_xp.apply_tables(q, *halves, layout="half"))
-    # Composed of float32 within 2.4e-7, beside rounded: of numbers below 4 and a factor of 1.14.
-    np.testing.assert_allclose(expected, rope.rotate(q, at), rtol=0, atol=8 * 1.14 * 2.4e-7)
 
 
 def test_tables_of_a_rule_without_its_length_are_refused():

@@ -205,13 +205,3 @@ def test_bad_arguments_raise_and_write_nothing(message, changed):
         apply_frequencies(q, k, **options, out=(q, k))
     assert (q == 1).all()
     assert (k == 1).all()
-
-
-def test_overlap_and_mixed_libraries_of_apply_frequencies_are_refused():
-    torch = pytest.importorskip("torch")
-    q, k = np.ones((3, 4, 8)), np.ones((3, 4, 8))
-    with pytest.raises(RopeError, match=r"out\[0\] overlaps k"):
-        apply_frequencies(q, k, None, np.ones(2), layout="half", out=(k, q))
-    with pytest.raises(TypeError, match="q is a numpy array and frequencies a torch array"):
-        apply_frequencies(q, q, None, torch.ones(2), layout="half")
-    assert (k == 1).all()

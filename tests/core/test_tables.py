@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import oracles
 from support.exhaustive import exhaustive
 from support.programs import printed
 from support.rules import Only, Twice
@@ -53,17 +52,6 @@ def test_tables_take_the_root_of_the_largest_position():
     host = host_tables(key(77_777.0, 128))
     assert sum(t.nbytes for t in host if t is not None) < 2.5e6
     assert sum(t.shape[0] for t in tuple(host)[:3]) == 2048 + 2048 + 513
-
-
-@pytest.mark.parametrize("r", [96, 128])
-def test_digit_tables_hold_the_nearest_float32(r):
-    """Of the largest digits too, where a float64 frequency is too coarse: that costs 1.2e-7."""
-    pairs, digits = [0, 1, 2, 3, 5, 9, r // 2 - 1], [0, 1, 2, 255, 510, 511]
-    columns = [*pairs, *(r // 2 + i for i in pairs)]
-    for table, unit in zip(tuple(host_tables(key(5e5, r)))[:3], (1, 1 << 11, 1 << 22), strict=True):
-        true = oracles.true_cos_sin([d * unit for d in digits], 5e5, r, pairs)
-        expected = np.concatenate(true, axis=1).astype(np.float32)
-        np.testing.assert_array_equal(table[digits][:, columns], expected)
 
 
 # --- bounds --------------------------------------------------------------------------------------

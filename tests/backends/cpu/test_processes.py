@@ -129,19 +129,6 @@ def test_llvm_that_cannot_be_imported_is_declined_once(nothing_compiled, monkeyp
         RoPE().rotate(x, POSITIONS)
 
 
-def test_addresses_are_read_from_numpy_where_its_arrays_are_laid_out_anew(monkeypatch, rng):
-    host = importlib.import_module("rope_xp_backends.numpy.host")
-    arrays = [sample(rng, 3, 2, 8), sample(rng, 3, 2, 16)[:, ::-1, 3:11]]
-    expected = [x.ctypes.data for x in arrays]
-    locate = host.load_locate.__wrapped__()
-    assert [*map(locate, arrays)] == expected
-    for other in (np.float64(5.5), np.ma.array([1.0]), 7, None):
-        with pytest.raises(TypeError, match="bad argument"):
-            locate(other)
-    monkeypatch.setattr(sys.implementation, "name", "pypy")
-    assert [*map(host.load_locate.__wrapped__(), arrays)] == expected
-
-
 def test_a_second_kernel_that_fails_finds_nothing_written(nothing_compiled, monkeypatch, rng):
     compile_kernel = machine.compile_kernel
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from rope_xp_backends import gpu
 from rope_xp_backends.gpu import cuda
-from rope_xp_backends.gpu.cuda_plan import ARGUMENTS
 from support import cuda_on_cpu
 from support.bits import sample
 from support.equality import LAYOUTS
@@ -215,19 +214,6 @@ def test_a_kernel_is_loaded_in_relaxed_mode(monkeypatch):
     assert paths.compile_kernel((next(cuda_on_cpu.every_key()), 0)) == "loaded"
     assert loaded_in == [2]
     assert modes == [0]  # as it was before
-
-
-def test_launches_of_cupy_take_one_structure_by_value():
-    """A launch of no kernel gets as far as the driver, where there is none."""
-    if cupy.is_available():
-        pytest.skip("cupy finds a GPU, which would launch what is no kernel")
-    nothing = cupy.cuda.function.Function.__new__(cupy.cuda.function.Function)
-    words = np.zeros(ARGUMENTS.itemsize // 8, np.int64)
-    stream = SimpleNamespace(ptr=0)
-    with pytest.raises(TypeError, match="size one can be passed by value"):
-        nothing((1, 1), (1, 1, 1), (words,), 0, stream)
-    with pytest.raises(cupy.cuda.runtime.CUDARuntimeError, match="Driver"):
-        nothing((1, 1), (1, 1, 1), (words.view(ARGUMENTS),), 0, stream)
 
 
 def test_strided_components_are_declined_and_libraries_do_not_mix(host):

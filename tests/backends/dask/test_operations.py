@@ -10,7 +10,6 @@ from support.targets import ALL_FLOATS
 
 import rope_xp
 from rope_xp import RoPE, RopeError
-from rope_xp._arguments import parse
 
 dask = pytest.importorskip("dask")
 da = pytest.importorskip("dask.array", reason="dask or its arrays are not installed")
@@ -111,21 +110,6 @@ def test_tables_have_the_chunks_of_their_positions(kind, wide):
             equal(got, expected)
 
 
-def test_positions_of_numpy_follow_a_block_to_its_library():
-    """To cupy in earnest, to torch here."""
-    torch = pytest.importorskip("torch", reason="torch is not installed")
-    from rope_xp_backends.dask import library, paths
-
-    x = sample(2, 9, 4, 8)
-    call = parse.rotate(RoPE(), x, np.arange(9), None, None, False, None)
-    source = library.remove_arrays(call.angles[0])
-    turn = partial(paths.rotate_block, call.spec, source, ((1,),))
-    got = turn(torch.from_numpy(x), np.arange(9))
-    np.testing.assert_array_equal(got.numpy(), RoPE().rotate(x))
-    with pytest.raises(TypeError, match="a block is a numpy array and its positions a torch array"):
-        turn(x, torch.arange(9))
-
-
 def test_the_path_blockwise_is_explained_and_forced_by_name():
     x = sample(2, 9, 4, 8)
     lazy = da.from_array(x, chunks=(1, 4, 2, 8))
@@ -161,22 +145,6 @@ def test_a_call_adds_few_tasks_a_block_and_computes_nothing(head_dim):
             merged = blocks * len(head_dim) // 2  # tasks that make head_dim whole, one a block
             assert new <= 6 * (blocks + blocks // 2) + merged
             assert tasks(RoPE().rotate(lazy, p)) <= (6 + len(head_dim) - 1) * blocks
-
-
-def test_the_plainest_call_adds_one_task_a_block():
-    lazy = da.ones((4, 40, 4, 8), chunks=(1, 10, 2, 8))
-    assert tasks(RoPE().rotate(lazy)) == tasks(lazy) + 32 + 4  # and one for each chunk of tokens
-    x = dask.optimize(RoPE().rotate(lazy, da.zeros((4, 40), chunks=(1, 10), dtype=int)))[0]
-    assert tasks(x) <= 2 * 32
-
-
-def test_equal_calls_alone_have_equal_names():
-    lazy = da.ones((2, 9, 4, 8), chunks=(1, 3, 4, 8))
-    kinds = [(base, p) for base in (1e4, 1e5) for p in (None, [3] * 9, None)]
-    names = [RoPE(base=base).rotate(lazy, p).name for base, p in kinds]
-    assert len(set(names)) == 4
-    assert names[0] == names[2]
-    assert names[0].startswith("rope-")
 
 
 def test_graphs_travel_without_tables():

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from support.equality import LAYOUTS
 from support.exhaustive import exhaustive
-from support.programs import run
 
 import rope_xp
 from rope_xp import Angles, RoPE
@@ -239,18 +238,3 @@ def test_gradients_of_angles_are_angles():
     assert isinstance(by_angles, Angles)
     x1, x2 = x[..., :4], x[..., 4:]
     close(by_angles.cos, ((x1**2 + x2**2).sum(1)) * angles.cos, 20 * ATOL)
-
-
-def test_vmapped_angles_equal_batched_positions():
-    x, positions = sample(3, 4, 2, 8), PLACES + jnp.arange(3)[:, None]
-    angles = jax.vmap(lambda p, x: HALF.at(p, like=x))(positions, x)
-    assert angles.cos.shape == (3, 4, 4)
-    got = jax.vmap(lambda a, x: a.rotate(x))(angles, x)
-    close(got, HALF.rotate(x, positions))
-
-
-@pytest.mark.exhaustive
-def test_the_first_angles_of_a_process_are_a_tree():
-    make = "x = jax.numpy.ones((1, 2)); angles = rope_xp.RoPE().with_tables(x, x)"
-    code = f"import jax, rope_xp; {make}; print(len(jax.tree.leaves(angles)))"
-    assert run("-c", code) == "2\n"

@@ -63,12 +63,6 @@ def test_tables_made_under_transforms_serve_plain_calls():
         np.testing.assert_array_equal(rope.rotate(x).numpy(), rope.rotate(x.numpy()))
 
 
-def test_rotations_in_place_under_vmap_equal_plain_ones():
-    x = sample(3, 5, 2, 8)
-    expected = RoPE().rotate(x)
-    same(torch.func.vmap(lambda x: RoPE().rotate(x, out=x))(x.clone()), expected)
-
-
 def test_tables_made_in_inference_mode_serve_training():
     rope, x = RoPE(base=87_654.0), sample(3, 2, 8, grad=True)
     with torch.inference_mode():
@@ -162,13 +156,6 @@ def test_two_graphs_of_layers_that_share_angles_serve_all_lengths():
     for tokens in (5, 9, 700):
         same(compiled(*arguments(tokens)), layer_by_layer(*arguments(tokens)))
     assert len(graphs) == 2  # the second with a symbol for the length
-
-
-def test_angles_of_one_graph_are_used_in_another():
-    q, k, p = arguments(5)
-    make = torch.compile(lambda p, q: YARN.at(p, like=q), fullgraph=True, backend="aot_eager")
-    use = torch.compile(lambda a, q, k: a.apply(q, k), fullgraph=True, backend="aot_eager")
-    same(use(make(p, q), q, k), YARN.apply(q, k, p))
 
 
 @pytest.mark.parametrize("path", [None, "portable"])

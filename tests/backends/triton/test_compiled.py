@@ -201,33 +201,6 @@ def test_offsets_have_64_bits_where_elements_need_them(planned, tmp_path):
     assert not planned[0].int64_offsets
 
 
-def layer(planned, batch=1):
-    q, k = (torch.empty(batch, 4096, n, 128, dtype=torch.bfloat16) for n in (32, 8))
-    RoPE(layout="half").apply(q, k, torch.arange(4096))
-    return planned[-1]
-
-
-def test_rows_of_one_axis_take_no_division(planned):
-    """It is a seventh of all instructions, and a third of those before the first load."""
-    counts = []
-    for batch in (1, 2):
-        variant = layer(planned, batch)
-        assert variant.batched is (batch == 2)
-        code = compiled(variant, CUDA[1]).asm["sass"]
-        first = code[: code.index("LDG.")]
-        counts.append([part.count(";") - part.count("NOP;") for part in (code, first)])
-    (whole, first), (of_batches, first_of_batches) = counts
-    assert whole < 0.9 * of_batches
-    assert first < 0.75 * first_of_batches
-
-
-def test_rows_in_place_are_read_first_without_a_barrier(planned, tmp_path, monkeypatch):
-    monkeypatch.setattr(triton_plan, "BARRIER", 0)
-    x = torch.empty(1, 16, 8, 128, dtype=torch.bfloat16)
-    RoPE(layout="interleaved_to_half").rotate(x, out=x)
-    check(planned[0], CUDA[1], tmp_path)
-
-
 @pytest.mark.parametrize("start", [1, 2, 4])
 def test_accesses_are_no_wider_than_their_address_allows(start, planned, tmp_path):
     """A GPU stops at the first that is."""
@@ -237,16 +210,3 @@ def test_accesses_are_no_wider_than_their_address_allows(start, planned, tmp_pat
     assert planned[0].unit == start
     _, stores = inspect(planned[0], CUDA[1], tmp_path)
     assert set(stores) == {{1: "b16", 2: "b32", 4: "v2.b32"}[start]}
-
-
-def test_two_tiles_of_a_program_are_pipelined_without_a_barrier(planned, tmp_path, monkeypatch):
-    """Without the barrier, which keeps Triton from it: q and k come by 16 bytes at a time."""
-    monkeypatch.setattr(triton_plan, "TILES", 2)
-    triton_plan.plan_launch.cache_clear()
-    assert "LDGSTS" not in compiled(layer(planned), CUDA[1]).asm["sass"]
-    monkeypatch.setattr(triton_plan, "BARRIER", 0)
-    triton_plan.plan_launch.cache_clear()
-    kernel = compiled(layer(planned), CUDA[1])
-    triton_plan.plan_launch.cache_clear()
-    assert kernel.asm["sass"].count("LDGSTS.E.BYPASS") >= 2 * 4
-    assert resources(kernel, tmp_path) <= REGISTERS

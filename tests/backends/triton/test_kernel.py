@@ -3,16 +3,13 @@
 TRITON_INTERPRET=1 pytest -n 0 tests/backends/triton/test_kernel.py
 """
 
-import importlib
-
 import numpy as np
 import pytest
-from rope_xp_backends.gpu import triton_plan
 from rope_xp_backends.torch.library import Torch
 from support.equality import LAYOUTS
 from support.exhaustive import exhaustive
 from support.rules import Temperature
-from support.targets import INTERPRETED, truth
+from support.targets import truth
 from support.tensors import (
     DEVICE,
     DTYPES,
@@ -115,32 +112,6 @@ def test_zeros_have_the_sign_of_the_portable_path(layout):
             assert torch.equal(got.signbit(), expected.signbit())
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="only the interpreter tells what is written")
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_components_beside_a_slice_are_written_to_new_memory_alone(layout, monkeypatch):
-    """One array in place and one not: the same launch copies for one and not for the other."""
-    interpreter = importlib.import_module("triton.runtime.interpreter").InterpreterBuilder
-    store, addresses = interpreter.create_masked_store, set()
-
-    def watched(self, pointers, value, mask, *hints):
-        addresses.update(pointers.data[mask.data.astype(bool)].tolist())
-        return store(self, pointers, value, mask, *hints)
-
-    monkeypatch.setattr(interpreter, "create_masked_store", watched)
-    rope = RoPE(layout=layout, rotary_dim=4, rotary_offset=1)
-    for in_place in ((True, False), (False, True), (True, True), (False, False)):
-        arrays = sample(2, 5, 4, 8), sample(2, 5, 3, 8, seed=1)
-        pairs = zip(arrays, in_place, strict=True)
-        out = tuple(x if own else torch.empty_like(x) for x, own in pairs)
-        addresses.clear()
-        rope.apply(*arrays, POSITIONS, out=out)
-        expected = set()
-        for y, own in zip(out, in_place, strict=True):
-            every = y.data_ptr() + 4 * np.arange(y.numel()).reshape(y.shape)
-            expected.update((every[..., 1:5] if own else every).ravel().tolist())
-        assert addresses == expected
-
-
 def test_parts_of_a_projection_in_place_leave_the_rest():
     for layout in LAYOUTS:
         qkv = sample(2, 5, (4 + 2 + 2) * 16)
@@ -185,24 +156,6 @@ def test_any_number_of_heads_equals_the_portable_path(heads):
         for batch in (1, 2):
             q, k = (sample(batch, tokens, n, 8, seed=n) for n in heads)
             check(rotation(RoPE(), POSITIONS[-tokens:] if tokens == 1 else None), q, k)
-
-
-TUNED = [
-    *map(exhaustive, [{"TILES": 2, "BARRIER": 0}, {"TILES": 3}]),
-    {"BARRIER": 0, "EVICT_FIRST": 0},
-]
-
-
-@pytest.mark.parametrize("constants", TUNED, ids=str)
-def test_tuned_constants_give_the_same_bits(constants, monkeypatch):
-    """Also where a program has tiles behind the last row, and in place."""
-    for name, value in constants.items():
-        monkeypatch.setattr(triton_plan, name, value)
-    for layout in LAYOUTS:
-        rope = RoPE(layout=layout, rotary_dim=16, rotary_offset=4)
-        q, k = sample(2, 19, 5, 24), sample(2, 19, 2, 24, seed=1)
-        check(rotation(rope, None), q, k)
-        check(rotation(rope, np.arange(38).reshape(2, 19) * 70_000), q, k)
 
 
 @pytest.mark.exhaustive
