@@ -1,4 +1,4 @@
-"""What is measured on GPUs: wrong and absent rivals are left out, and gradients turn back."""
+"""What is measured on GPUs: wrong rivals are left out, gradients turn back, constants exist."""
 
 import sys
 import types
@@ -6,7 +6,7 @@ import types
 import pytest
 from support.exhaustive import exhaustive
 
-from asv_benchmarks.gpu import measure
+from asv_benchmarks.gpu import measure, tune
 from asv_benchmarks.shared import contenders, rival_calls
 from rope_xp._bench import targets
 
@@ -105,3 +105,16 @@ def test_gradients_are_those_of_the_rotation(library):
             a, b = (target.fetch(y).astype("float32") for y in (gradient, expected))
             # bfloat16 is rounded to, by others their tables and products too: 5 times 2**-8 of 4.5.
             assert abs(a - b).max() <= 5 * 2.0**-8 * 4.5, name
+
+
+@pytest.mark.parametrize("library", tune.MODULES)
+def test_the_constants_that_are_tried_are_there(library):
+    if library == "torch":
+        pytest.importorskip("triton")
+    named = {*tune.SWEEPS[library], *(name for each in tune.ALONE[library] for name in each)}
+    assert [name for name in named if not tune.modules(library, name)] == []
+
+
+def test_one_combination_of_constants_is_timed():
+    contenders = {speed["contender"] for speed in tune.one("torch", "cpu", {}, 1)["speed"]}
+    assert contenders == {"copy", "flat copy", measure.US, measure.IN_PLACE}

@@ -79,17 +79,6 @@ def test_megatron_tables_hold_angles_less_whole_turns(rope):
     np.testing.assert_array_equal(single[small], theirs[small].astype(np.float32))
 
 
-def test_megatron_tables_are_exact_far_out():
-    """Its own float32 angles of position 100,000 are off by up to 4e-3, so cosines are."""
-    n = 100_000
-    ours = RoPE(layout="half").table(n, 4, form="megatron")[-1, 0, 0, :2]
-    exact = np.array([(n - 1.0), (n - 1) * 0.01])
-    # Half a unit of float32 numbers below pi, and that of a cosine.
-    for function in (np.cos, np.sin):
-        error = np.abs(function(ours).astype(np.float64) - function(exact)).max()
-        assert error <= 2.0**-23 + 2.0**-24
-
-
 # Without x64, jax has neither float64 nor complex128.
 LIBRARIES = {
     "numpy": (*REAL, "complex64", "complex128"),
@@ -193,7 +182,7 @@ def test_advice_for_doubled_tables_gives_the_rotation(backend, columns, layout):
 @pytest.mark.parametrize("backend", rows(("numpy", "torch")))
 @pytest.mark.parametrize("columns", ["halves", "neighbours"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("r", [4, 8, 12])
+@pytest.mark.parametrize("r", [4, 12])
 def test_doubled_tables_of_a_part_of_a_head_are_told_by_their_numbers(backend, columns, dtype, r):
     """Their shape alone would do for twice as many components."""
     rope, x = RoPE(layout="half", rotary_dim=r), backend.make(X)
@@ -222,17 +211,3 @@ def test_tables_that_only_seem_doubled_are_taken():
         rope_xp.apply_tables(X, angles.cos, angles.sin)
     by_tables = RoPE(rotary_dim=16).with_tables(angles.cos, angles.sin)
     np.testing.assert_array_equal(by_tables.rotate(X), expected)
-
-
-def test_doubled_tables_are_not_read_while_a_compiler_traces():
-    torch = pytest.importorskip("torch")
-    tables = RoPE(rotary_dim=8).table(6, D, form="huggingface")
-    x = torch.from_numpy(X)
-    with pytest.raises(RopeError, match="hold each angle twice"):
-        rope_xp.apply_tables(x, *tables)
-    cos, sin = map(torch.from_numpy, tables)
-    torch._dynamo.reset()
-    compiled = torch.compile(rope_xp.apply_tables, fullgraph=True, backend="eager")
-    assert compiled(x, cos, sin).shape == x.shape
-    batched = torch.func.vmap(rope_xp.apply_tables, (0, None, None))
-    assert batched(x[None], cos, sin).shape == (1, *x.shape)

@@ -157,32 +157,6 @@ def test_exceptions_of_signal_handlers_get_out_and_nothing_is_given_up(name, pha
     assert kernels.get("a") == "A"
 
 
-def test_interrupts_raised_while_compiling_get_out_in_every_thread():
-    """Also one that somebody raises, and in a thread, where signals cannot be held."""
-    interrupts = [SystemExit, KeyboardInterrupt]
-    raised: list[type[BaseException]] = []
-
-    def step(phase: str, key: str) -> None:
-        if key and interrupts:
-            raise interrupts.pop()
-
-    kernels, _ = build_kernels(step)
-
-    def call() -> None:
-        try:
-            kernels.get("a")
-        except BaseException as error:  # noqa: BLE001  # as is to be seen
-            raised.append(type(error))
-
-    call()
-    thread = threading.Thread(target=call)
-    thread.start()
-    thread.join()
-    assert raised == [KeyboardInterrupt, SystemExit]
-    assert kernels.decline_reason("a") is None
-    assert kernels.get("a") == "A"
-
-
 def test_a_compiler_that_is_missing_or_broken_declines_with_its_reason():
     missing: Kernels[str, str] = Kernels("no_such_package", lambda: str.upper)
     assert "(pip install no_such_package)" in str(missing.decline_reason())

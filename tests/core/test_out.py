@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rope_xp_backends.cpu import launch
 from support.equality import LAYOUTS
 from support.targets import Target, rows, truth
 
@@ -39,14 +38,6 @@ def check_out(backend: Target, rope: RoPE, width: int = 8) -> None:
 def test_results_lie_in_given_memory_and_in_place(backend):
     for layout in LAYOUTS:
         check_out(backend, RoPE(layout=layout))
-
-
-@pytest.mark.parametrize("backend", rows(("numpy-llvm", "torch-llvm")))
-@pytest.mark.parametrize("offset", [0, 2])  # aligned to a vector, and not
-def test_results_streamed_past_the_caches_are_right(backend, offset, monkeypatch):
-    monkeypatch.setattr(launch, "BYTES_TO_STREAM", 1)
-    for layout in LAYOUTS:
-        check_out(backend, RoPE(layout=layout, rotary_dim=32, rotary_offset=offset), 48)
 
 
 @pytest.mark.parametrize("backend", rows(WRITING))

@@ -27,13 +27,6 @@ def ropes(make):
             yield RoPE(base=1e4 + i, layout="half").rotate(make(X))
 
 
-def lengths(make):
-    rope = RoPE(scaling=scaling.DynamicNTK(2.0, 16))
-    for n in range(17, 217):
-        for _ in range(3):
-            yield rope.for_length(n).rotate(make(X))
-
-
 def angles(make, *, trains=False):
     """Prompts of many lengths, each with angles of its own."""
     rope = RoPE(layout="half")
@@ -72,7 +65,7 @@ def mixed(make):
             yield rope.apply(x, x, norm=rope_xp.QKNorm(x[0, 0, 0], x[0, 0, 1]))
 
 
-KINDS = {f.__name__: f for f in (ropes, lengths, angles, mixed)}
+KINDS = {f.__name__: f for f in (ropes, mixed)}
 KINDS["gradients"] = partial(angles, trains=True)
 
 

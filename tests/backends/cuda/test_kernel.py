@@ -170,40 +170,6 @@ def test_norms_that_no_kernel_takes_are_refused_by_reason(rng):
             rope.rotate(y, POSITIONS, norm=norm)
 
 
-def check(rng, q, k, shape, axes=None):
-    positions = None if shape is None else rng.integers(0, 1 << 23, shape)
-    apply = partial(RoPE(layout="half").apply, q, k, positions, axes=axes)
-    same(apply(), truth(apply))
-
-
-# Shapes of q and k, axes, and the shape of positions.
-ONE_LAUNCH = [
-    ((2, 21, 6, 64), (2, 21, 2, 64), "bshd", None),
-    ((2, 6, 21, 64), (2, 2, 21, 64), "bhsd", None),
-    ((21, 2, 6, 64), (21, 2, 2, 64), "sbhd", None),
-    ((42, 6, 64), (42, 2, 64), "shd", None),
-    ((2, 21, 64), (2, 21, 64), "bsd", None),
-    ((2, 21, 6, 64), (2, 21, 2, 64), "bshd", (2, 21)),
-    ((4, 2, 21, 6, 64), (4, 2, 21, 2, 64), "xbshd", None),
-    ((4, 2, 21, 6, 64), (4, 2, 21, 2, 64), "xbshd", (4, 2, 21)),
-    ((256, 1, 6, 64), (256, 1, 2, 64), "bshd", (256, 1)),
-]
-
-
-@pytest.mark.parametrize(("q_shape", "k_shape", "axes", "positions"), ONE_LAUNCH)
-def test_one_launch_takes_q_and_k(q_shape, k_shape, axes, positions, rng):
-    check(rng, sample(rng, *q_shape), sample(rng, *k_shape), positions, axes)
-    assert len(cuda_on_cpu.PATH.ran) == 1
-
-
-@pytest.mark.parametrize("counted", [True, False])
-def test_batch_axes_that_do_not_fold_take_several_launches(counted, rng):
-    q = sample(rng, 3, 2, 4, 21, 5, 64)[:, ::-1, ::2, ::-1]
-    k = sample(rng, 3, 2, 2, 21, 2, 64)
-    check(rng, q, k, None if counted else (3, 1, 2, 21))
-    assert len(cuda_on_cpu.PATH.ran) > 1
-
-
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 def test_device_positions_out_of_range_give_nan_in_every_pair(dtype, rng):
     outside = [1 << 31, -(1 << 31), 1 << 62, -(1 << 63)] if dtype == "int64" else [-(1 << 31)]

@@ -5,7 +5,6 @@ import importlib
 import numpy as np
 import pytest
 from support.equality import LAYOUTS
-from support.exhaustive import exhaustive
 
 import rope_xp
 from rope_xp import Angles, RoPE
@@ -20,7 +19,7 @@ POSITIONS = np.array([0, 70_000, 1_000_000, -3, (1 << 31) - 1])
 ATOL = 1e-6
 
 
-@pytest.fixture(autouse=True, params=["jit", exhaustive("jit-gpu")])
+@pytest.fixture(autouse=True, params=["jit"])
 def path(request, monkeypatch):
     """Have jax's arrays take a path; use_path would ask numpy's for it as well."""
     reason = None if request.param == "jit-gpu" else "it is the other one's turn"
@@ -52,13 +51,12 @@ def test_eager_calls_run_one_jitted_function(path):
 
 
 @pytest.mark.covering
-@pytest.mark.parametrize("rotary_dim", [4, 6])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @both_paths
-def test_gradients_of_both_orders_equal_differences_and_the_inverse(layout, rotary_dim):
+def test_gradients_of_both_orders_equal_differences_and_the_inverse(layout):
     from jax.test_util import check_grads
 
-    rope = RoPE(layout=layout, rotary_dim=rotary_dim)
+    rope = RoPE(layout=layout, rotary_dim=4)
     rotate = jax.jit(lambda x: rope.rotate(x, POSITIONS))
     check_grads(rotate, (sample(5, 2, 6),), order=2, modes=("fwd", "rev"))
     x, g = sample(5, 2, 6), sample(5, 2, 6) * 2
@@ -111,14 +109,6 @@ def test_tokens_at_traced_positions_in_a_scan_equal_plain_calls():
     close(got[:, 0], rope.rotate(x[:, 0], np.arange(6) + 1_000_000))
     looped = jax.lax.fori_loop(0, 3, lambda i, y: rope.rotate(y, i[None]), x[0])
     close(looped, rope.rotate(x[0], [3]), 2e-6)
-
-
-def test_tables_that_a_trace_needs_first_serve_eager_calls():
-    rope, x = RoPE(base=32_109.0), sample(5, 2, 8)
-    jax.jit(lambda p: rope.rotate(x, p))(jnp.arange(5))
-    with jax.checking_leaks():
-        jax.jit(rope.rotate)(x)
-    close(rope.rotate(x), rope.rotate(np.asarray(x)))
 
 
 def test_donated_inputs_are_reused():

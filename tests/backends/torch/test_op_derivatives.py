@@ -7,7 +7,7 @@ from support.targets import KERNELS, truth
 from support.torch_op import HALVES, POSITIONS, rotate, same, sample
 
 import rope_xp
-from rope_xp import QKNorm, RoPE, RopeError
+from rope_xp import RoPE, RopeError
 
 torch = pytest.importorskip("torch")
 
@@ -139,15 +139,3 @@ def test_forward_derivatives_and_functionalize_take_plain_operations():
         hessian = torch.func.hessian(lambda x: rotate(x).pow(2).sum())(x[:, :1, :2])
         # cos**2 + sin**2, of tables within 3.4e-7 and twice over
         torch.testing.assert_close(hessian.reshape(10, 10), 2 * torch.eye(10), rtol=0, atol=3e-6)
-
-
-def test_batched_gradients_of_a_norm_equal_one_by_one():
-    x, weight = torch.randn(1, 3, 2, 8), torch.randn(8)
-
-    def rotate(x, weight):
-        return RoPE().apply(x, x, norm=QKNorm(weight, weight))[0]
-
-    jacobian = torch.autograd.functional.jacobian
-    expected = jacobian(rotate, (x, weight))
-    for got, value in zip(jacobian(rotate, (x, weight), vectorize=True), expected, strict=True):
-        torch.testing.assert_close(got, value)

@@ -169,22 +169,6 @@ def test_weights_of_norms_are_read_as_wide_as_their_address_allows(layout, plann
         check(variant, target, tmp_path)
 
 
-def test_accesses_by_tables_components_and_in_projections_are_of_16_bytes(planned, tmp_path):
-    q = torch.empty(2, 32, 16, 128, dtype=torch.bfloat16)
-    rope_xp.apply_tables(q, *RoPE().cos_sin(torch.arange(16), 128), axes="bhsd")
-    RoPE().rotate(q, torch.arange(16), axes="bhsd")
-    qkv = torch.empty(2, 16, (32 + 8 + 8) * 128, dtype=torch.bfloat16)
-    q, k, _ = (x.unflatten(-1, (-1, 128)) for x in qkv.split((4096, 1024, 1024), -1))
-    RoPE().apply(q, k, torch.arange(16), out=(q, k))
-    images = RoPE(layout="half", position_axes=(0,) * 16 + (1,) * 24 + (2,) * 24)
-    images.apply(q, k, torch.arange(48).view(3, 16))
-    angles = [variant.angles for variant in planned]
-    assert angles == ["tables", "positions", "positions", "components"]
-    for variant in planned:
-        assert variant.unit == 8
-        check(variant, CUDA[1], tmp_path)
-
-
 def test_offsets_have_64_bits_where_elements_need_them(planned, tmp_path):
     x = torch.empty(1, 1, 1, 128, dtype=torch.bfloat16)
     for b, wide in (((1 << 14) - 1, False), (1 << 14, True)):
@@ -201,7 +185,7 @@ def test_offsets_have_64_bits_where_elements_need_them(planned, tmp_path):
     assert not planned[0].int64_offsets
 
 
-@pytest.mark.parametrize("start", [1, 2, 4])
+@pytest.mark.parametrize("start", [1, 4])
 def test_accesses_are_no_wider_than_their_address_allows(start, planned, tmp_path):
     """A GPU stops at the first that is."""
     memory = torch.empty(start + 16 * 8 * 136, dtype=torch.bfloat16)
