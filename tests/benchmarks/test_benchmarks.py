@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.exhaustive import covering
 
 from asv_benchmarks.shared import contenders, rival_calls
 from rope_xp._bench import inputs
@@ -31,22 +30,19 @@ def on_gpu(*values):
 
 
 def combinations():
-    """Yield benchmarks with few combinations of their parameters, in which each value occurs."""
+    """Yield benchmarks with the first combination of their parameters on a CPU, all on a GPU."""
     for benchmark in BENCHMARKS:
         if benchmark.type == "time" and "timeraw" in benchmark.name:
             continue
-        cases = dict(enumerate(itertools.product(*benchmark._params)))
-        on_cpu = {i: values for i, values in cases.items() if not on_gpu(*values)}
-        covered = covering([dict(enumerate(values)) for values in on_cpu.values()])
-        chosen = {index for n, index in enumerate(on_cpu) if n in covered}
-        slow = ("TorchCompile", "InGraph", "Graphs", "diffusion", "Engine")
-        is_slow = any(word in benchmark.name for word in slow)
-        for i, values in cases.items():
-            is_first = i == next(iter(on_cpu), None)
-            marks = on_gpu(*values) or [pytest.mark.exhaustive] * (is_slow or not is_first)
-            if is_first or i not in on_cpu or i in chosen:
-                name = "-".join([benchmark.name, *map(str, values)])
+        slow = ("TorchCompile", "InGraph", "Graphs", "diffusion", "Engine", "jax:cpu")
+        is_first = True
+        for i, values in enumerate(itertools.product(*benchmark._params)):
+            marks, name = on_gpu(*values), "-".join([benchmark.name, *map(str, values)])
+            if not marks and any(word in name for word in slow):
+                marks = [pytest.mark.exhaustive]
+            if is_first or on_gpu(*values):
                 yield pytest.param(benchmark, i, id=name, marks=marks)
+            is_first = is_first and bool(on_gpu(*values))
 
 
 @pytest.mark.parametrize(("benchmark", "index"), list(combinations()))

@@ -7,7 +7,7 @@ from support import oracles
 from support.equality import check_angles
 from support.oracles import BELOW_2_22, BELOW_2_31
 from support.rules import Only, Times
-from support.targets import Target, namespace, truth
+from support.targets import Target, namespace, numpy_dtype, truth
 
 from rope_xp import RoPE, RopeError, scaling
 
@@ -155,6 +155,18 @@ def test_positions_out_of_range_raise_or_give_nan(backend):
     for dtype, far in cases:
         x = backend.make(np.ones((3, 1, 8), dtype))
         assert np.isnan(backend.back(backend.run(RoPE().rotate, x, backend.make(far)))).all()
+
+
+def test_positions_of_16_bits_are_what_their_dtype_holds(backend):
+    """Whole numbers in 16-bit floats are whole numbers; fractions are what the dtype holds."""
+    for dtype in ("float16", "bfloat16"):
+        positions = np.array([0, 1.5, 100, -3]).astype(numpy_dtype(dtype))
+        x = np.ones((4, 1, 8), np.float32)
+        expected = truth(RoPE().rotate, x, positions.astype(np.float64))
+        np.testing.assert_array_equal(truth(RoPE().rotate, x, positions), expected)
+        if dtype in backend.floats:
+            rotated = backend.run(RoPE().rotate, backend.make(x), backend.make(positions))
+            np.testing.assert_allclose(backend.back(rotated), expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("sign", [1, -1])

@@ -86,7 +86,7 @@ def test_cached_calls_have_the_bits_of_the_slow_path(put, axes, rope, dtype, rng
         batched = rng.integers(-9000, 1 << 30, (*lead, q.shape[0], tokens))
         given = [None, whole, whole.astype(np.int32), whole.tolist(), put(whole.astype(np.int32))]
         given += [put(whole), put(batched), whole / 3e5, put((whole / 3e5).astype(np.float16))]
-        for p in given[:: 4 if of_jax else 1]:
+        for p in [None, whole.tolist(), given[4]] if of_jax else given:
             check(lambda p=p, q=q, k=k: rope.apply(q, k, p, axes=axes), exact=not of_jax)
             check(lambda p=p, q=q: rope.unrotate(q, p, axes=axes), exact=not of_jax)
 
@@ -120,7 +120,7 @@ def test_cached_calls_in_place_check_overlap_anew(put, rng):
     fused = put(sample(rng, 1, 3, 6, 8))
     q, k = fused[:, :, :4], fused[:, :, 4:]
     for _ in range(4):
-        expected = truth(HALF.apply, *(np.array(x) for x in (q, k)), [1, 2, 3])
+        expected = truth(HALF.apply, *(np.asarray(x).copy() for x in (q, k)), [1, 2, 3])
         results = HALF.apply(q, k, [1, 2, 3], out=(q, k))
         assert (results[0] is q, results[1] is k) == (True, True)
         same((np.asarray(q), np.asarray(k)), expected)
@@ -145,7 +145,7 @@ def test_positions_out_of_range_raise_before_anything_is_written(put, bad, token
     for rope, at in ((HALF, positions), (axial, pairs)):
         for _ in range(3):
             rope.rotate(x, at, out=x)
-        before = np.array(x)
+        before = np.asarray(x).copy()
         at[..., tokens - 1] = bad
         with pytest.raises(RopeError, match="positions must lie between"):
             rope.rotate(x, at, out=x)
@@ -297,7 +297,7 @@ def test_gradients_modes_and_transforms_after_cached_calls_are_right(rotate):
     torch._sync(functional)
     assert torch.equal(torch._from_functional_tensor(functional), expected)
     with FakeTensorMode(allow_non_fake_inputs=True):
-        assert type(rotate(torch.empty(2, 3, 2, 8))).__name__ == "FakeTensor"
+        assert type(HALF.rotate(torch.empty(2, 3, 2, 8), [1, 2, 3])).__name__ == "FakeTensor"
     with torch.profiler.profile() as profile:
         rotate(x)
     assert any("rope_xp::rotate" in event.key for event in profile.key_averages())

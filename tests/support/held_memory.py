@@ -22,7 +22,7 @@ def resident():
 
 
 def ropes(make):
-    for i in range(150):
+    for i in range(70):
         for _ in range(3):
             yield RoPE(base=1e4 + i, layout="half").rotate(make(X))
 
@@ -45,7 +45,7 @@ def mixed(make):
     random = np.random.default_rng(0)
     many = [RoPE(base=5e3 + i, layout="half") for i in range(30)]
     many += [RoPE(scaling=scaling.DynamicNTK(2.0, 16)).for_length(n) for n in range(17, 47)]
-    for _ in range(2000):
+    for _ in range(600):
         rope = many[random.integers(len(many))]
         n = int(random.integers(1, 400))
         x = make(np.ones((1, n, 2, 128), np.float32))

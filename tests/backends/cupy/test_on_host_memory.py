@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from rope_xp_backends import gpu
 from rope_xp_backends.gpu import cuda
 from support import cuda_on_cpu
 from support.bits import sample
@@ -165,26 +164,6 @@ def test_graphs_keep_the_tables_that_they_read(host, monkeypatch):
     for _ in range(2):
         RoPE().rotate(x, [5, 6, 7])
         assert len(caches.PINNED) == 3 + 1  # digits, and frequencies
-
-
-def test_a_kernel_is_loaded_in_relaxed_mode(monkeypatch):
-    """In any other mode the driver refuses to load one while the thread captures a graph."""
-    modes, loaded_in = [0], []
-
-    def exchange(mode):
-        modes[0], mode._obj.value = mode._obj.value, modes[0]
-        return 0
-
-    def load(**_):
-        kernel = SimpleNamespace(kernel="loaded")
-        return SimpleNamespace(get_function=lambda _: loaded_in.append(modes[0]) or kernel)
-
-    driver = SimpleNamespace(cuThreadExchangeStreamCaptureMode=exchange)
-    monkeypatch.setattr(gpu.ctypes, "CDLL", lambda _: driver)
-    monkeypatch.setattr(cupy, "RawModule", load)
-    assert paths.compile_kernel((next(cuda_on_cpu.every_key()), 0)) == "loaded"
-    assert loaded_in == [2]
-    assert modes == [0]  # as it was before
 
 
 def test_strided_components_are_declined_and_libraries_do_not_mix(host):

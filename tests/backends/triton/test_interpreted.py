@@ -21,12 +21,12 @@ OLD = triton.__version__.startswith("3.6.")
 # GPUs are told by the call cache of GPUs alone; and plans and checks are those of CPUs.
 OPERATOR = "not gradients_of_both_orders and not resized "
 OPERATOR += " and not functional and not components_beyond"
+ROWS = "torch-triton and not bfloat16"
 # Files, a choice of their tests, and their number at least.
 RUNS = [
-    (["backends/triton/test_kernel*.py", "core/test_equivalence.py"], "", 200),
-    (["core/test_rotation.py"], "torch-triton and not bfloat16", 14),
-    (["core/test_oracles.py", "core/test_*angles.py"], "torch-triton", 60),
-    (["backends/torch/test_op*.py"], OPERATOR, 35),
+    (["backends/triton/test_kernel.py"], "", 40),
+    (["core/test_equivalence.py", "core/test_rotation.py", "core/test_*angles.py"], ROWS, 40),
+    (["backends/torch/test_op*.py"], OPERATOR, 20),
 ]
 
 
