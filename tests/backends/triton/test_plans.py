@@ -104,7 +104,7 @@ CALLS = {
     "one token": (1, 1),  # rows of one axis, which take no division
     "norm": (1, 1),
     "tables": (1, 1),
-    "two dtypes": (2, 1),
+    "two dtypes": (2, 2),
     "more than 2**31 elements": (1, 1),
 }
 
