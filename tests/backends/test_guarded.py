@@ -17,8 +17,8 @@ from support.programs import printed
     ("path", "every", "count"),
     [
         *(("llvm", 541, 8), ("streaming", 433, 12), ("cuda", 61, 72), exhaustive("llvm", 23, 188)),
-        *(exhaustive("streaming", 41, 106), exhaustive("norm", 41, 106)),
-        *(exhaustive("cuda", 11, 396), exhaustive("triton", 97, 46)),
+        *(exhaustive("streaming", 41, 108), exhaustive("norm", 41, 108)),
+        *(exhaustive("cuda", 11, 396), exhaustive("triton", 97, 48)),
     ],
 )
 def test_kernels_touch_nothing_beyond_an_array(path, every, count):
