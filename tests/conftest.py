@@ -49,8 +49,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)  # before what the mark is asked for
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    leave_out(items)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    dropped = leave_out(items)
+    config.hook.pytest_deselected(items=[*dropped])
+    items[:] = [item for item in items if item not in dropped]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -76,15 +76,3 @@ def test_gradients_under_torch_compile_equal_eager_ones():
         # Cosines of what is rotated may differ in last bits.
         size = eager.abs().max().item()
         torch.testing.assert_close(traced, eager, rtol=1e-5, atol=1e-6 * size)
-
-
-def test_vmapped_frequencies_under_jit_equal_plain_calls():
-    jax = pytest.importorskip("jax")
-    q, k, p, f = map(jax.numpy.asarray, sample_far())
-
-    def rotate(f):
-        return apply_frequencies(q, k, p, f)[0]
-
-    many = jax.numpy.stack([f, 2 * f])
-    for got, frequencies in zip(jax.jit(jax.vmap(rotate))(many), many, strict=True):
-        np.testing.assert_allclose(got, rotate(frequencies), rtol=0, atol=2e-6)

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.exhaustive import covering
 
 from asv_benchmarks.shared import contenders, rival_calls
-from rope_xp._bench import clock, inputs
+from rope_xp._bench import inputs
 
 discovery = pytest.importorskip("asv_runner.discovery", reason="it finds benchmarks")
 
@@ -31,22 +30,19 @@ def on_gpu(*values):
 
 
 def combinations():
-    """Yield benchmarks with few combinations of their parameters, in which each value occurs."""
+    """Yield benchmarks with the first combination of their parameters on a CPU, all on a GPU."""
     for benchmark in BENCHMARKS:
         if benchmark.type == "time" and "timeraw" in benchmark.name:
             continue
-        cases = dict(enumerate(itertools.product(*benchmark._params)))
-        on_cpu = {i: values for i, values in cases.items() if not on_gpu(*values)}
-        covered = covering([dict(enumerate(values)) for values in on_cpu.values()])
-        chosen = {index for n, index in enumerate(on_cpu) if n in covered}
-        slow = ("TorchCompile", "InGraph", "Graphs", "diffusion", "Engine")
-        is_slow = any(word in benchmark.name for word in slow)
-        for i, values in cases.items():
-            is_first = i == next(iter(on_cpu), None)
-            marks = on_gpu(*values) or [pytest.mark.exhaustive] * (is_slow or not is_first)
-            if is_first or i not in on_cpu or i in chosen:
-                name = "-".join([benchmark.name, *map(str, values)])
+        slow = ("TorchCompile", "InGraph", "Graphs", "diffusion", "Engine", "jax:cpu")
+        is_first = True
+        for i, values in enumerate(itertools.product(*benchmark._params)):
+            marks, name = on_gpu(*values), "-".join([benchmark.name, *map(str, values)])
+            if not marks and any(word in name for word in slow):
+                marks = [pytest.mark.exhaustive]
+            if is_first or on_gpu(*values):
                 yield pytest.param(benchmark, i, id=name, marks=marks)
+            is_first = is_first and bool(on_gpu(*values))
 
 
 @pytest.mark.parametrize(("benchmark", "index"), list(combinations()))
@@ -96,21 +92,3 @@ def test_absent_contender_says_so():
         inputs.case("abacus:cpu", 1)
     with pytest.raises(inputs.CannotMeasure, match="jax:cpu cannot do 'out' or 'copy'"):
         contenders.pair("jax:cpu", "half", "float32", "out", "copy", 1)
-
-
-def test_tables_of_pages_print_spreads_and_dashes(few_tokens, monkeypatch):
-    """What is larger is faster, in each of them, and every cell is a spread or a dash."""
-    from asv_benchmarks.report import cliffs, rivals_table, table
-
-    monkeypatch.setattr(clock, "turns_of_seconds", lambda *_: [[1.0, 2.0, 2.0], [3.0, 4.0, 10.0]])
-    assert cliffs._cell("numpy:cpu", cliffs.ONE, cliffs.ONE, 4.0) == "**3.00 [2.00, 5.00]**"
-    assert cliffs._cell("jax:cpu", cliffs.CASES["byte order"][0], None, 1.0) == "-"
-    expected = "|  | jax, jitted | 3.00 [2.00, 5.00] | 3.00 [2.00, 5.00] |"
-    assert rivals_table.line("", "usual", "jax:cpu") == expected
-    monkeypatch.setattr(contenders, "pair", lambda *_: (None, None, None))
-    monkeypatch.setattr(table.np, "ones", lambda _: None)
-    rows = [table.row(*key) for key in table.ROWS]
-    printed = table._table("into new arrays, times as fast as", table.NEW, rows)
-    assert printed.splitlines()[2] == (
-        "| numpy float32 | 2000 [1000, 2000]" + " | 3.00 [2.00, 5.00]" * 4 + " |"
-    )

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import pytest
 
 from asv_benchmarks.shared import device_clock
-from rope_xp._bench import targets
 
 READ = 0.25e-3
 
@@ -72,25 +71,3 @@ def test_a_host_that_is_too_slow_is_told_of(name):
     timing = clocks(queue)[name](queue.call(10e-3, 31e-6))
     assert not timing.hidden
     assert queue.reads <= 4 * device_clock.MOST_READS  # it gives up
-
-
-@pytest.mark.parametrize("fails_after", [0, 4])
-def test_a_contender_that_fails_ends_no_other(fails_after):
-    """Neither while it warms up nor between two timings."""
-    calls = []
-
-    def fragile():
-        calls.append(None)
-        if len(calls) > fails_after:
-            raise RuntimeError("an illegal memory access was encountered")
-        return ()
-
-    def seconds(action):
-        action()
-        return device_clock.Timing(1.0, hidden=True)
-
-    actions = {"fragile": fragile, "sound": lambda: ()}
-    timings, failed = device_clock.in_turns(targets.find("numpy:cpu"), seconds, actions, 5)
-    assert failed == {"fragile": "an illegal memory access was encountered"}
-    assert {name: len(taken) for name, taken in timings.items()} == {"sound": 5}
-    assert len(calls) == fails_after + 1  # it is not tried again

@@ -1,4 +1,4 @@
-"""What is measured on GPUs: wrong and absent rivals are left out, and gradients turn back."""
+"""What is measured on GPUs: wrong rivals are left out, gradients turn back, constants exist."""
 
 import sys
 import types
@@ -6,7 +6,7 @@ import types
 import pytest
 from support.exhaustive import exhaustive
 
-from asv_benchmarks.gpu import measure
+from asv_benchmarks.gpu import measure, tune
 from asv_benchmarks.shared import contenders, rival_calls
 from rope_xp._bench import targets
 
@@ -20,15 +20,6 @@ def flash(x, cos, sin, interleaved=False, inplace=False, seqlen_offsets=0, cu_se
 
 
 TARGET = targets.find("torch:cpu")
-
-
-MODULES = {
-    "liger": "liger_kernel.transformers.rope",
-    "flash_attn": "flash_attn.layers.rotary",
-    "quack": "quack.rotary",
-    "flashinfer": "flashinfer.rope",
-    "rotary_emb": "rotary_emb",
-}
 
 
 def install(monkeypatch, module, **functions):
@@ -50,54 +41,11 @@ def test_what_rotates_differently_is_not_timed(fault, monkeypatch):
             return flash(shuffled, cos, sin)
         return flash(x, cos, sin if fault == "one array" and x.shape[2] == 32 else -sin)
 
-    install(monkeypatch, MODULES["flash_attn"], apply_rotary_emb=wrong)
+    install(monkeypatch, "flash_attn.layers.rotary", apply_rotary_emb=wrong)
     made = {"flash_attn": rival_calls.RIVALS["flash_attn"]}
     accepted, missing = measure.tried(TARGET, made)
     assert not accepted
     assert missing["flash_attn"].startswith("rotates differently: off by ")
-
-
-def test_kernels_are_handed_what_their_sources_require(monkeypatch):
-    """Stand-ins with the signatures of each, as no GPU is here to run them."""
-
-    def liger(q, k, cos, sin):
-        assert cos.shape == sin.shape == (q.shape[0], q.shape[2], q.shape[3])
-        half = cos.shape[-1] // 2
-        for x in (q, k):
-            turned = flash(x.transpose(1, 2), cos[0, :, :half], sin[0, :, :half])
-            x.copy_(turned.transpose(1, 2))
-        return q, k
-
-    def rotary_emb(x1, x2, cos, sin, out1, out2, conjugate):
-        assert not conjugate
-        out1.copy_(x1.float() * cos - x2.float() * sin)
-        out2.copy_(x1.float() * sin + x2.float() * cos)
-
-    def flashinfer(positions, q, k, head_dim, cache):
-        assert positions.dtype == torch.int32
-        assert cache.dtype == torch.float32
-        cos, sin = cache[positions].chunk(2, -1)
-        rotated = (flash(x.unflatten(-1, (-1, head_dim)), cos, sin) for x in (q, k))
-        return tuple(x.flatten(1) for x in rotated)
-
-    install(monkeypatch, MODULES["liger"], liger_rotary_pos_emb=liger)
-    install(monkeypatch, MODULES["rotary_emb"], apply_rotary=rotary_emb)
-    install(monkeypatch, MODULES["flashinfer"], apply_rope_with_cos_sin_cache=flashinfer)
-    for name in ("flash_attn", "quack"):
-        install(monkeypatch, MODULES[name], apply_rotary_emb=flash)
-    _, missing = measure.tried(TARGET, {name: rival_calls.RIVALS[name] for name in MODULES})
-    assert missing == {}
-
-
-def test_a_package_that_is_absent_is_missing_by_name(monkeypatch):
-    for module in MODULES.values():
-        monkeypatch.setitem(sys.modules, module.partition(".")[0], None)
-    made = measure.contenders_of(TARGET, compile_too=False)
-    accepted, missing = measure.tried(TARGET, made)
-    assert set(missing) >= set(MODULES)
-    assert not set(accepted) & set(MODULES)
-    for name, module in MODULES.items():
-        assert module.partition(".")[0] in missing[name]
 
 
 @pytest.mark.parametrize("library", ["torch", exhaustive("jax")])
@@ -116,3 +64,16 @@ def test_gradients_are_those_of_the_rotation(library):
             a, b = (target.fetch(y).astype("float32") for y in (gradient, expected))
             # bfloat16 is rounded to, by others their tables and products too: 5 times 2**-8 of 4.5.
             assert abs(a - b).max() <= 5 * 2.0**-8 * 4.5, name
+
+
+@pytest.mark.parametrize("library", tune.MODULES)
+def test_the_constants_that_are_tried_are_there(library):
+    if library == "torch":
+        pytest.importorskip("triton")
+    named = {*tune.SWEEPS[library], *(name for each in tune.ALONE[library] for name in each)}
+    assert [name for name in named if not tune.modules(library, name)] == []
+
+
+def test_one_combination_of_constants_is_timed():
+    contenders = {speed["contender"] for speed in tune.one("torch", "cpu", {}, 1)["speed"]}
+    assert contenders == {"copy", "flat copy", measure.US, measure.IN_PLACE}

@@ -1,25 +1,18 @@
 """The report on GPUs, run on the CPU: what it finds, leaves out by name, and refuses to make up."""
 
 import json
-import math
 import sys
-import time
-import xml.etree.ElementTree as ET
-from contextlib import contextmanager
-from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
-from asv_benchmarks.gpu import bars, measure, picture, report
+from asv_benchmarks.gpu import bars, measure, report
 from asv_benchmarks.gpu.measure import BOTH, COPY, FLAT_COPY, FORWARD, Case
-from asv_benchmarks.shared import device_clock
 from asv_benchmarks.shared.rival_calls import Contender
 from rope_xp._bench import targets
 
 pytest.importorskip("torch")
 
-CASE, ONE_HEAD = Case(1, 6554), Case(1, 16, (1,), 64)
+ONE_HEAD = Case(1, 16, (1,), 64)
 
 
 def test_on_the_cpu(tmp_path, monkeypatch, capsys):
@@ -57,166 +50,6 @@ def test_on_the_cpu(tmp_path, monkeypatch, capsys):
     assert "missing: torch:cpu liger: " in printed
 
 
-def row(target, contender, share, direction=FORWARD, case=CASE):
-    copies = 2 if direction == BOTH else 1
-    return {
-        "target": target,
-        "contender": contender,
-        "direction": direction,
-        "case": str(case),
-        "bytes": case.bytes,
-        "arrays": len(case.heads),
-        "hidden": 1.0,
-        "us": [copies * us / share for us in (31.0, 30.0, 33.0)],
-        "of_copy": [share, 0.9 * share, 1.1 * share],
-        "timed_by": "events",
-    }
-
-
-SHARES = {
-    "rope_xp": 0.95, "rope_xp in place": 0.96, "torch_compile": 0.5, "liger": 0.8,
-    "flash_attn": 0.9, "hf_apply": 0.2, "one head": 0.7, "rope_xp in jit": 0.9, "host": 20.0,
-    "flat copy": 1.02, "decode": 0.9, "backward": 0.91, "launches": 1, "peak": 1.0,
-}  # fmt: skip
-
-
-def build_report(**changed):
-    """A report in which every bar is reached, but for what is changed."""
-    share = SHARES | changed
-    facts = {"before": ["name", "NVIDIA H200"], "paths": {"1 x 6554": "torch: triton"}}
-    facts |= {"host_us": {"rope_xp": share["host"], "hf_apply": 30.0}, "error": {}}
-    facts |= {"launches": {"rope_xp": share["launches"]}, "peak": {"rope_xp": share["peak"]}}
-    most, decode, one = Case(1, 16384), Case(256, 1), Case(1, 65536, (1,), 64)
-    rivals = ("torch_compile", "liger", "flash_attn", "hf_apply")
-    copy = row("torch:gpu", COPY, 1, BOTH)
-    speed = [
-        *(copy | {"us": [31.0, 30.0, 33.0]}, row("torch:gpu", "rope_xp", share["backward"], BOTH)),
-        *(row("torch:gpu", name, share[name]) for name in rivals),
-        *(row("torch:gpu", name, share[name], case=most) for name in (FLAT_COPY, "rope_xp")),
-        row("torch:gpu", "rope_xp", 0.95, BOTH, case=most),
-        *(row("torch:gpu", name, 0.95, case=decode) for name in ("rope_xp in place", "rope_xp")),
-        row("torch:gpu", "liger", share["decode"], case=decode),
-        *(row("jax:gpu", COPY, 1), row("jax:gpu", "rope_xp in jit", share["rope_xp in jit"])),
-    ]
-    for target in ("torch:gpu", "cupy:gpu"):
-        speed += [row(target, name, share[name]) for name in ("rope_xp", "rope_xp in place")]
-        speed += [row(target, COPY, 1), row(target, COPY, 1, case=one)]
-        speed += [row(target, "rope_xp", share["one head"], case=one)]
-    return {
-        "versions": {"torch": "2.11.0"},
-        "targets": {"torch:gpu": facts, "cupy:gpu": facts, "jax:gpu": facts | {"host_us": {}}},
-        "speed": speed,
-        "missing": {"torch:gpu quack": "No module named 'quack'"},
-    }
-
-
-def judge(found):
-    cells = [line.strip("| ").split(" | ") for line in bars.bars(found).splitlines()[2:]]
-    return {name: verdict for name, _, _, verdict in cells}
-
-
-@pytest.mark.parametrize(
-    ("changed", "fails"),
-    [
-        ({"rope_xp in place": 0.89}, ["torch, in place", "cupy, in place"]),
-        ({"backward": 0.8}, ["torch, forward and backward"]),
-        (
-            {"flat copy": 1.05},
-            ["torch, q and k forward, from 128", "torch, forward and backward, from 128"],
-        ),
-        ({"decode": 1.0}, ["256 sequences"]),
-        ({"one head": 0.5}, ["torch, one head", "cupy, one head"]),
-        ({"rope_xp in jit": 0.84}, ["jax in jit"]),
-        ({"torch_compile": 0.9}, ["times as fast as torch.compile"]),
-        ({"liger": 0.9}, ["times as fast as Liger"]),
-        ({"flash_attn": 0.96}, ["times as fast as the fastest other"]),
-        ({"host": 31.0}, ["one token, eager"]),
-        ({"launches": 2}, ["one token, torch: launches"]),
-        ({"peak": 1.5}, ["torch, peak", "cupy, peak"]),
-    ],
-)
-def test_a_bar_that_is_missed_is_named(changed, fails):
-    missed = [name for name, verdict in judge(build_report(**changed)).items() if verdict != "yes"]
-    assert len(missed) == len(fails)
-    for name, start in zip(missed, fails, strict=True):
-        assert name.startswith(start)
-
-
-def test_the_picture(tmp_path):
-    pytest.importorskip("matplotlib")
-    path = tmp_path / "report.svg"
-    picture.draw(build_report(), path)
-    labels = {text.text for text in ET.parse(path).iter("{http://www.w3.org/2000/svg}text")}
-    assert {"torch:gpu, forward", f"torch:gpu, {BOTH}", "jax:gpu, forward", "64 MiB"} <= labels
-    assert {"rope_xp", "rope_xp in place", "torch_compile", "liger", "rope_xp in jit"} <= labels
-
-
-class Event:
-    """An event of a stream of which nothing is ever waited for."""
-
-    def __init__(self, enable_timing=False):
-        self.at = math.nan
-
-    def record(self):
-        self.at = time.perf_counter()
-
-    def query(self):
-        return False
-
-    def synchronize(self):
-        assert math.isfinite(self.at)
-
-    def elapsed_time(self, stop):
-        return (stop.at - self.at) * 1e3
-
-
-@pytest.fixture
-def as_on_a_gpu(monkeypatch):
-    import torch
-
-    find = targets.find
-    monkeypatch.setattr(
-        targets, "find", lambda name: replace(find(name.replace("gpu", "cpu")), name=name)
-    )
-    monkeypatch.setitem(report.CASES, "gpu", [Case(1, 1), ONE_HEAD])
-    monkeypatch.setattr(device_clock, "READ_BYTES", 1 << 16)
-    for name, stand_in in {
-        "Event": Event,
-        "get_device_properties": lambda _: SimpleNamespace(name="a CPU", L2_cache_size=7),
-        "reset_peak_memory_stats": lambda: None,
-        "memory_allocated": lambda: 0,
-        "max_memory_allocated": lambda: 3072 * 40 * 128,
-    }.items():
-        monkeypatch.setattr(torch.cuda, name, stand_in)
-    event = SimpleNamespace(device_type=torch.autograd.DeviceType.CUDA)
-    other = SimpleNamespace(device_type=torch.autograd.DeviceType.CPU)
-
-    @contextmanager
-    def profile(activities, acc_events):
-        yield SimpleNamespace(events=lambda: [other, event])
-
-    monkeypatch.setattr(torch.profiler, "profile", profile)
-
-
-@pytest.mark.usefixtures("as_on_a_gpu")
-def test_torch_as_on_a_gpu(monkeypatch):
-    monkeypatch.setattr(measure, "GPU_RIVALS", ("usual",))
-    saved = []
-    found = report.report(
-        "gpu", ["torch"], 2, False, lambda found: saved.append(len(found["speed"]))
-    )
-    # After each case, should the next one break off; ours first, then all in turns.
-    assert saved == [8, 15, 15, 17, 19, 19]
-    measured = found["targets"]["torch:gpu"]
-    assert "L2_cache_size=7" in measured["before"][-1]
-    assert {row["timed_by"] for row in found["speed"]} == {"events, caches flushed by reading"}
-    assert {row["hidden"] for row in found["speed"]} == {1.0}
-    assert measured["launches"]["rope_xp"] == 1
-    assert measured["peak"]["rope_xp"] == pytest.approx(1.5)  # of results of 2 bytes a number
-    assert "| torch, one head, (1, 65536, 1, 64)" in bars.markdown(found)
-
-
-@pytest.mark.usefixtures("as_on_a_gpu")
 def test_what_breaks_at_one_size_is_missing_there_alone(monkeypatch):
     def refuse(message):
         raise RuntimeError(message)
@@ -232,15 +65,13 @@ def test_what_breaks_at_one_size_is_missing_there_alone(monkeypatch):
     made = {"rope_xp": Contender(lambda _: measure._ours, alone=True)}
     made["fragile"] = Contender(lambda _: fails_at_one, alone=True)
     made["of many"] = Contender(made_for_many)
+    monkeypatch.setitem(report.CASES, "cpu", [Case(1, 1), ONE_HEAD])
     monkeypatch.setattr(measure, "contenders_of", lambda *_: made)
-    monkeypatch.setattr(measure, "launches", lambda *_: refuse("no profiler"))
-    found = report.report("gpu", ["torch"], 1, True, lambda _: None)
+    found = report.report("cpu", ["torch"], 1, True, lambda _: None)
     assert found["missing"] == {
-        "torch:gpu fragile, 1 x 16, one head of 64": "out of memory",
-        "torch:gpu of many, 1 x 1": "no kernel for one token",
-        "torch:gpu of many": "no kernel for one token",
-        "torch:gpu rope_xp launches": "no profiler",
-        "torch:gpu fragile launches": "no profiler",
+        "torch:cpu fragile, 1 x 16, one head of 64": "out of memory",
+        "torch:cpu of many, 1 x 1": "no kernel for one token",
+        "torch:cpu of many": "no kernel for one token",
     }
     timed = {(row["contender"], row["case"]) for row in found["speed"]}
     assert {("fragile", "1 x 1"), ("rope_xp", str(ONE_HEAD))} <= timed

@@ -103,15 +103,9 @@ def test_frequencies_are_the_nearest_float64():
         assert RoPE(base=base).frequencies(r).tolist() == exact
 
 
-def test_wavelengths_are_whole_turns_over_frequencies():
-    rope = RoPE(scaling=scaling.Linear(2.0))
-    np.testing.assert_allclose(rope.wavelengths(8) * rope.frequencies(8), 2 * np.pi)
-    np.testing.assert_allclose(rope.wavelengths(8)[0], 4 * np.pi)
-
-
 # --- edges ---------------------------------------------------------------------------------------
 
-EDGES = [1, 2046, 2047, 2048, 2049, (1 << 22) - 1, 1 << 22, (1 << 22) + 1, (1 << 31) - 1]
+EDGES = [2047, 2048, (1 << 22) - 1, 1 << 22, (1 << 31) - 1]
 
 
 @pytest.mark.covering

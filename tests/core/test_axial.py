@@ -59,14 +59,6 @@ def test_each_section_is_rotated_as_by_a_rope_of_its_own(backend, layout):
     np.testing.assert_allclose(rotated, expected, rtol=0, atol=3e-6)
 
 
-def test_sections_of_equal_length_may_be_left_out():
-    equal = RoPE(rotary_dim=12, position_axes=(0, 0, 1, 1, 2, 2), scaling=Axial(3))
-    sections = RoPE.axial((4, 4, 4))
-    assert equal.position_axes == sections.position_axes
-    assert np.array_equal(equal.frequencies(12), sections.frequencies(12))
-    assert RoPE(scaling=Axial(1)).frequencies(8).tolist() == RoPE().frequencies(8).tolist()
-
-
 # --- RIFLEx changes one frequency of one axis ----------------------------------------------------
 
 

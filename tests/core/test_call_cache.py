@@ -1,137 +1,169 @@
-"""A cached call does what the slow path does, errors among them."""
+"""Cached calls, and recent ones that skip the cache: the bits and errors of the slow path."""
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from support.bits import sample
+from support.bits import same, sample
+from support.slow_path import run_twice
 from support.targets import truth
 
 import rope_xp
-from rope_xp import RoPE, RopeError, scaling
-from rope_xp._arguments import parse
-from rope_xp._dispatch import call_cache
+from rope_xp import QKNorm, RoPE, RopeError, scaling
+from rope_xp._dispatch import call_cache, recent_calls
+from rope_xp._rotation import portable
 
 CALLS = call_cache.CALLS
 HALF = RoPE(layout="half")
-Put = Callable[[np.ndarray], Any]
 
 
 @pytest.fixture(autouse=True)
 def compiled():
     """Have a kernel, which specializes calls, and no signatures of other tests."""
     pytest.importorskip("llvmlite")
-    CALLS.cache_clear()
     for dtype in (np.float32, np.float64):
         with rope_xp.use_path("llvm"):
             HALF.rotate(np.ones((3, 2, 8), dtype))
+    CALLS.cache_clear()
     yield
     CALLS.cache_clear()
 
 
-def put_in(library: str) -> Put:
-    if library == "numpy":
+@pytest.fixture(params=["numpy", "torch"])
+def put(request) -> Callable[[np.ndarray], Any]:
+    if request.param == "numpy":
         return np.array
-    if library == "jax":
+    if request.param == "jax":
         return pytest.importorskip("jax.numpy").asarray
     torch = pytest.importorskip("torch")
     return lambda x: torch.from_numpy(np.array(x))
-
-
-@pytest.fixture(params=["numpy", "torch"])
-def put(request):
-    return put_in(request.param)
 
 
 on_jax_too = pytest.mark.parametrize("put", ["numpy", "torch", "jax"], indirect=True)
 
 
 @pytest.fixture
-def cached(monkeypatch):
-    """Return a function that calls until the call is cached, and once more without parsing."""
+def check(monkeypatch):
+    """Compare a cached call with the slow path, and if ``exact`` with the portable one."""
 
-    def call_cached(call: Callable[[], Any]) -> Any:
-        call()  # of a class of arrays that may be new
-        call()
-        with monkeypatch.context() as patch:
-            for name in ("apply", "rotate"):
-                patch.setattr(parse, name, lambda *_: pytest.fail("it took the slow path"))
-            return call()
+    def compare(call: Callable[[], Any], *, exact: bool = True) -> None:
+        def run() -> tuple[np.ndarray, ...]:
+            results = call()
+            return tuple(map(np.asarray, results if isinstance(results, tuple) else (results,)))
 
-    return call_cached
+        slow, cached = run_twice(run, monkeypatch)
+        same(cached, slow)
+        if exact:
+            same(cached, truth(run))
+
+    return compare
 
 
 ROPES = {
-    "half": HALF,
-    "slice": RoPE(layout="half", rotary_dim=6, rotary_offset=2),
+    "slice": RoPE(layout="half", rotary_dim=6, rotary_offset=-7),
     "yarn": RoPE(layout="half", scaling=scaling.YaRN(8.0, 4096)),
-    "negative offset": RoPE(layout="half", rotary_dim=4, rotary_offset=-4),
+    "components": RoPE(layout="half", position_axes=(0, 1, 1, 0)),
 }
 
 
+@pytest.mark.covering
+@on_jax_too
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES)
 @pytest.mark.parametrize("axes", ["bshd", "bhsd", "sbhd"])
-def test_cached_calls_equal_the_slow_path(put, axes, rope, dtype, rng, cached):
-    q, k = sample(rng, 2, 2, 2, 8, dtype=dtype), sample(rng, 2, 2, 2, 8, dtype=dtype)
-    for positions in (
-        *(None, [5, 1_000_000], np.array([7, -9]), np.array([7, -9], np.int32)),
-        np.array([[1, 2], [3, 4]]),
+def test_cached_calls_have_the_bits_of_the_slow_path(put, axes, rope, dtype, rng, check):
+    of_jax = "jax" in type(put(np.ones(1))).__module__
+    dtype = "float32" if of_jax else dtype
+    lead = (2,) if rope.position_axes else ()
+    for tokens in (1, 2):
+        q, k = (put(sample(rng, 2, 2, 2, 8, dtype=dtype)) for _ in "qk")
+        if tokens == 1:
+            q, k = (put(sample(rng, 1, 1, 1, 8, dtype=dtype)) for _ in "qk")
+        whole = rng.integers(-9000, 1 << 30, (*lead, tokens))
+        batched = rng.integers(-9000, 1 << 30, (*lead, q.shape[0], tokens))
+        given = [None, whole, whole.astype(np.int32), whole.tolist(), put(whole.astype(np.int32))]
+        given += [put(whole), put(batched), whole / 3e5, put((whole / 3e5).astype(np.float16))]
+        for p in [None, whole.tolist(), given[4]] if of_jax else given:
+            check(lambda p=p, q=q, k=k: rope.apply(q, k, p, axes=axes), exact=not of_jax)
+            check(lambda p=p, q=q: rope.unrotate(q, p, axes=axes), exact=not of_jax)
+
+
+@on_jax_too
+def test_cached_angles_and_norms_have_the_bits_of_the_slow_path(put, rng, check):
+    q, k, places = put(sample(rng, 2, 3, 4, 8)), put(sample(rng, 2, 3, 2, 8)), put(np.arange(3))
+    angles, exact = HALF.at(places, like=q), "jax" not in type(q).__module__
+    norm = QKNorm(put(sample(rng, 8)), put(sample(rng, 8)))
+    for option in {"norm": norm}, {}:
+        check(lambda option=option: angles.apply(q, k, **option), exact=exact)
+        check(lambda option=option: HALF.apply(q, k, places, **option), exact=exact)
+
+
+def test_calls_like_recent_ones_but_for_memory_or_dtype_are_right(put, rng):
+    x, positions = sample(rng, 4, 4, 2, 8), np.arange(4)
+    a = put(x)
+    for _ in range(3):
+        HALF.rotate(a, put(positions))
+    swapped = put(np.ascontiguousarray(x.swapaxes(0, 1))).swapaxes(0, 1)
+    wide = put(x.astype(np.float64))
+    for y, p in (
+        *((swapped, positions), (wide, positions), (a, positions.astype(np.float32))),
+        *((a, np.arange(8)[::2]), (a, positions[None]), (a, positions.tolist()), (a, None)),
     ):
-        given = put(positions) if isinstance(positions, np.ndarray) else positions
-        rotated = cached(lambda p=given: rope.apply(put(q), put(k), p, axes=axes))
-        back = cached(lambda p=given: rope.unrotate(put(q), p, axes=axes))
-        expected = truth(rope.apply, q, k, positions, axes=axes)
-        np.testing.assert_array_equal([*map(np.asarray, rotated)], expected)
-        np.testing.assert_array_equal(back, truth(rope.unrotate, q, positions, axes=axes))
+        given = put(p) if isinstance(p, np.ndarray) and p.strides[-1] == p.itemsize else p
+        np.testing.assert_array_equal(HALF.rotate(y, given), truth(HALF.rotate, np.asarray(y), p))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_cached_fractions_and_components_equal_the_slow_path(put, dtype, rng, cached):
-    many, one = sample(rng, 2, 3, 2, 8, dtype=dtype), sample(rng, 1, 1, 2, 8, dtype=dtype)
-    mixed = RoPE(layout="half", position_axes=(0, 1, 1, 0))
-    cases = [(HALF, many, (3,)), (HALF, one, (1,)), (mixed, many, (2, 3)), (mixed, one, (2, 1))]
-    for rope, x, shape in [*cases, (mixed, many, (2, 2, 3)), (mixed, one, (2,))]:
-        whole, real = rng.integers(-9000, 9000, shape), rng.random(shape) * 9000
-        for positions in (whole, real, real.astype(np.float32), real.astype(np.float16)):
-            for given in (put(positions), positions.tolist()):
-                rotated = cached(lambda r=rope, p=given, x=x: r.rotate(put(x), p))
-                np.testing.assert_array_equal(rotated, truth(rope.rotate, x, np.asarray(given)))
-
-
-def test_cached_calls_check_overlap_anew(put, rng, cached):
-    q, k = sample(rng, 1, 3, 4, 8), sample(rng, 1, 3, 2, 8)
-    expected = truth(HALF.apply, q, k, [1, 2, 3])
-    pair, out = (put(q), put(k)), (put(q), put(k))
-    assert cached(lambda: HALF.apply(*pair, [1, 2, 3], out=out))[0] is out[0]
-    HALF.apply(*pair, [1, 2, 3], out=pair)
-    np.testing.assert_array_equal(np.asarray(pair[0]), expected[0])
-    np.testing.assert_array_equal(np.asarray(out[1]), expected[1])
-    cached(lambda: HALF.apply(*out, [0, 0, 0], out=out))
+def test_cached_calls_in_place_check_overlap_anew(put, rng):
+    fused = put(sample(rng, 1, 3, 6, 8))
+    q, k = fused[:, :, :4], fused[:, :, 4:]
+    for _ in range(4):
+        expected = truth(HALF.apply, *(np.asarray(x).copy() for x in (q, k)), [1, 2, 3])
+        results = HALF.apply(q, k, [1, 2, 3], out=(q, k))
+        assert (results[0] is q, results[1] is k) == (True, True)
+        same((np.asarray(q), np.asarray(k)), expected)
     # Calls whose signatures are equal, and whose memory is not.
-    both = put(np.stack([q[0, :, :2], k[0]]))
+    both = put(sample(rng, 2, 3, 2, 8))
     apart, shared = (both[:1], both[1:]), (both[:1], both[:1])
-    cached(lambda: HALF.apply(*apart, [1, 2, 3], out=apart))
+    for _ in range(3):
+        HALF.apply(*apart, [1, 2, 3], out=apart)
     with pytest.raises(RopeError, match="overlap"):
         HALF.apply(*shared, [1, 2, 3], out=shared)
     with pytest.raises(RopeError, match="overlaps k but is not q itself"):
         HALF.apply(*apart, [1, 2, 3], out=apart[::-1])
 
 
+@pytest.mark.parametrize("bad", [1 << 31, -(1 << 31), -(1 << 63), (1 << 63) - 1])
+@pytest.mark.parametrize("tokens", [3, 4096])
+def test_positions_out_of_range_raise_before_anything_is_written(put, bad, tokens):
+    """The kernel finds them, in one part or in several, also in a component."""
+    axial = RoPE(layout="half", position_axes=(0, 1) * 16)
+    x, positions = put(np.ones((1, tokens, 3, 64), np.float32)), put(np.arange(tokens))
+    pairs = put(np.stack([np.arange(tokens)] * 2))
+    for rope, at in ((HALF, positions), (axial, pairs)):
+        for _ in range(3):
+            rope.rotate(x, at, out=x)
+        before = np.asarray(x).copy()
+        at[..., tokens - 1] = bad
+        with pytest.raises(RopeError, match="positions must lie between"):
+            rope.rotate(x, at, out=x)
+        np.testing.assert_array_equal(x, before)
+
+
 @on_jax_too
-@pytest.mark.parametrize(
-    "bad", [[1 << 31], [float("nan")], ["a"], [1, 2], [[1], [2]], 10**400, [True], [1j], {}]
-)
-def test_bad_positions_of_cached_calls_raise_as_on_the_slow_path(put, bad):
+def test_bad_positions_of_cached_calls_raise_as_on_the_slow_path(put):
     x = put(np.ones((1, 1, 2, 8), np.float32))
-    with pytest.raises(Exception) as first:  # noqa: PT011  # whatever it is, it is to stay
-        HALF.rotate(x, bad)
-    for _ in range(2):
-        HALF.rotate(x, [5])
-    with pytest.raises(type(first.value)) as second:
-        HALF.rotate(x, bad)
-    assert str(second.value) == str(first.value)
+    for bad in ([1 << 31], [np.nan], ["a"], [1, 2], [[1], [2]], 10**400, [True], [1j], {}):
+        CALLS.cache_clear()
+        with pytest.raises(Exception) as first:  # noqa: PT011  # whatever it is, it is to stay
+            HALF.rotate(x, bad)
+        for _ in range(2):
+            HALF.rotate(x, [5])
+        with pytest.raises(type(first.value)) as second:
+            HALF.rotate(x, bad)
+        assert str(second.value) == str(first.value)
 
 
 @on_jax_too
@@ -152,112 +184,158 @@ def test_wrong_arguments_equal_to_cached_ones_are_refused(put, wrong):
         rope_xp.apply_tables(x, *tables, **right | wrong)
 
 
-def test_cached_calls_check_values_paths_and_writability_anew(put):
+def test_cached_calls_obey_forced_paths_and_check_writability_anew(put, monkeypatch):
     x, out = put(np.ones((2, 2, 8), np.float32)), np.ones((2, 2, 8), np.float32)
-    for _ in range(2):
+    for _ in range(3):
         HALF.rotate(x, [5, 6])
-        HALF.rotate(x, put(np.array([0.5, 1.5])))
-        with pytest.raises(RopeError, match="must lie between"):
-            HALF.rotate(x, put(np.array([np.inf, -3e9])))
         HALF.rotate(out, [5, 6], out=out)
     with pytest.raises((RopeError, ImportError), match="'jit'"), rope_xp.use_path("jit"):
         HALF.rotate(x, [5, 6])
-    with rope_xp.use_path("portable"):
-        before = len(CALLS)
+    monkeypatch.setattr(portable, "run", lambda _: 1 / 0)
+    with rope_xp.use_path("portable"), pytest.raises(ZeroDivisionError):
         HALF.rotate(x, [5, 6])
-        assert len(CALLS) == before + 1
     out.setflags(write=False)
     with pytest.raises(RopeError, match="read-only"):
         HALF.rotate(out, [5, 6], out=out)
 
 
-def test_cached_calls_are_bounded():
+def test_cached_calls_are_bounded_and_outlive_their_tables(put):
+    x, positions = put(np.ones((1, 2, 1, 8), np.float32)), put(np.array([3, 4]))
     for tokens in range(1, 700):
         HALF.rotate(np.ones((tokens, 1, 8), np.float32))
+    for heads in range(1, 12):
+        for _ in range(3):
+            HALF.rotate(put(np.ones((1, 2, heads, 8), np.float32)), positions)
     assert len(CALLS) <= 512
+    assert len(recent_calls.RECENT.get(HALF)) == recent_calls.MAX_CALLS
+    expected = truth(HALF.rotate, x, positions)
+    for _ in range(3):
+        np.testing.assert_array_equal(HALF.rotate(x, positions), expected)
+    rope_xp.clear_caches()
+    np.testing.assert_array_equal(HALF.rotate(x, positions), expected)
 
 
-def test_a_signature_in_use_stays_cached_while_others_pass(monkeypatch):
-    x, parsed = np.ones((1, 1, 8), np.float32), []
+@pytest.mark.usefixtures("small_heap")
+@on_jax_too
+def test_cached_calls_hold_no_arrays(put):
+    def refer_to_arrays() -> list[Any]:
+        q, k = (put(np.ones((1, 2, n, 8), np.float32)) for n in (2, 1))
+        positions = put(np.arange(2))
+        norm, angles = QKNorm(*(put(np.ones(8, np.float32)) for _ in "qk")), HALF.at([0, 1], like=q)
+        for _ in range(3):
+            made = [*HALF.apply(q, k, positions, norm=norm), *angles.apply(q, k)]
+        assert CALLS
+        held = [q, k, positions, norm.q_weight, norm.k_weight, angles.cos, angles.sin, *made]
+        return [weakref.ref(x) for x in held]
+
+    references = refer_to_arrays()
+    gc.collect()
+    assert [reference() for reference in references] == [None] * len(references)
+
+
+def test_positions_beyond_those_of_a_cached_call_of_jax_are_exact():
+    """What is compiled for small ones reads fewer digits."""
+    x = pytest.importorskip("jax.numpy").ones((1, 2, 8))
     for _ in range(2):
         HALF.rotate(x, [5])
-    rotate = parse.rotate
-    monkeypatch.setattr(parse, "rotate", lambda *args: parsed.append(args[1]) or rotate(*args))
-    for tokens in range(2, 1200):
-        HALF.rotate(x, [5])
-        HALF.rotate(np.ones((tokens, 1, 8), np.float32))
-    assert len(parsed) == 1198
-    assert all(y is not x for y in parsed)
+    for far in (5000, 5_000_000, -5, -5_000_000):
+        expected = HALF.rotate(np.ones((1, 2, 8), np.float32), [far])
+        for _ in range(2):
+            np.testing.assert_allclose(np.asarray(HALF.rotate(x, [far])), expected, atol=1e-6)
+
+
+def test_transforms_of_jax_after_cached_calls_take_the_slow_path():
+    jax = pytest.importorskip("jax")
+    x = jax.numpy.arange(48.0).reshape(3, 2, 8)
+    for _ in range(3):
+        expected = np.asarray(HALF.rotate(x))
+    traced = jax.jit(lambda y: HALF.rotate(x) + y)(jax.numpy.zeros_like(x))  # x is constant there
+    (grad,) = jax.vjp(HALF.rotate, x)[1](jax.numpy.ones_like(x))
+    np.testing.assert_allclose(jax.vmap(HALF.rotate)(x[None])[0], expected, atol=1e-6)
+    np.testing.assert_allclose(traced, expected, atol=1e-6)
+    np.testing.assert_allclose(grad, HALF.unrotate(jax.numpy.ones_like(x)), atol=1e-6)
 
 
 # --- what torch's dispatcher would have seen to --------------------------------------------------
 
 
-def rotate(x: Any, **options: Any) -> Any:
-    return HALF.rotate(x, [1, 2, 3], **options)
-
-
-@pytest.fixture
-def warm():
+@pytest.fixture(params=[[1, 2, 3], None], ids=["cached", "recent"])
+def rotate(request):
+    """Return a function whose calls with tensors of one shape are cached, or recent."""
     torch = pytest.importorskip("torch")
-    x = torch.randn(2, 3, 2, 8)
-    for _ in range(2):
+    positions = request.param or torch.tensor([1, 2, 3])
+
+    def rotate(x: Any, **options: Any) -> Any:
+        return HALF.rotate(x, positions, **options)
+
+    x = torch.ones(2, 3, 2, 8)
+    for _ in range(3):
         rotate(x)
-    return x
+        rotate(x, out=x)
+    return rotate
 
 
-def test_cached_calls_record_gradients(warm):
-    x = warm.clone().requires_grad_()
-    for _ in range(2):
-        x.grad = None
-        rotate(x).sum().backward()
-        expected = HALF.unrotate(np.ones((2, 3, 2, 8), np.float32), [1, 2, 3])
-        np.testing.assert_array_equal(x.grad.numpy(), expected)
-
-
-def test_transforms_and_modes_take_the_slow_path_after_cached_calls(warm):
+def test_gradients_modes_and_transforms_after_cached_calls_are_right(rotate):
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    expected = rotate(warm)
-    _, tangent = torch.func.jvp(rotate, (warm,), (warm,))
-    batched = torch.func.vmap(rotate)(torch.stack([warm, 2 * warm]))[0]
-    for rotated in (tangent, batched):
-        np.testing.assert_array_equal(rotated.numpy(), expected.numpy())
-    (gradient,) = torch.func.vjp(rotate, warm)[1](expected)
-    np.testing.assert_array_equal(gradient.numpy(), HALF.unrotate(expected, [1, 2, 3]))
+    x = torch.randn(2, 3, 2, 8)
+    expected, back = truth(rotate, x), HALF.unrotate(torch.ones_like(x), [1, 2, 3])
+    leaf = x.clone().requires_grad_()
+    rotate(leaf).sum().backward()
+    functional = torch._to_functional_tensor(x.clone())
+    for got, right in (
+        (leaf.grad, back),
+        (torch.func.jvp(rotate, (x,), (x,))[1], expected),
+        (torch.func.vmap(rotate)(torch.stack([x, 2 * x]))[0], expected),
+        (torch.func.vjp(rotate, x)[1](torch.ones_like(x))[0], back),
+        (torch._from_functional_tensor(rotate(functional)), expected),
+        (rotate(torch._neg_view(x)), rotate(-x)),
+    ):
+        torch.testing.assert_close(got, right, rtol=0, atol=0)
+    rotate(functional, out=functional)
+    torch._sync(functional)
+    assert torch.equal(torch._from_functional_tensor(functional), expected)
     with FakeTensorMode(allow_non_fake_inputs=True):
-        assert type(rotate(torch.empty(2, 3, 2, 8))).__name__ == "FakeTensor"
+        assert type(HALF.rotate(torch.empty(2, 3, 2, 8), [1, 2, 3])).__name__ == "FakeTensor"
     with torch.profiler.profile() as profile:
-        rotate(warm)
+        rotate(x)
     assert any("rope_xp::rotate" in event.key for event in profile.key_averages())
-    negated = torch._neg_view(warm)
-    np.testing.assert_array_equal(rotate(negated).numpy(), rotate(-warm).numpy())
 
 
-def test_cached_calls_in_place_tell_autograd(warm):
-    for _ in range(3):
-        version = warm._version
-        rotate(warm, out=warm)
-        assert warm._version > version
-
-
-def test_inference_tensors_are_written_in_inference_mode_alone(warm):
+def test_cached_calls_in_place_tell_autograd_and_refuse_inference_tensors(rotate):
     import torch
 
+    x = torch.ones(2, 3, 2, 8)
+    version = x._version
+    rotate(x, out=x)
+    assert x._version > version
     with torch.inference_mode():
-        x = torch.ones(2, 3, 2, 8)
+        frozen = x.clone()
         for _ in range(2):
-            rotate(x, out=x)
+            rotate(frozen, out=frozen)
     with pytest.raises(RopeError, match="inference_mode"):
-        rotate(x, out=x)
+        rotate(frozen, out=frozen)
 
 
-def test_slices_of_a_projection_are_cached_in_place(put, cached, rng):
-    fused = put(sample(rng, 1, 5, 3, 4, 8))
-    q, k = fused[:, :, 0], fused[:, :, 1]
-    expected = [np.array(np.asarray(x)) for x in HALF.apply(q, k)]
-    for _ in range(2):
-        expected = HALF.apply(*expected)
-    for got, e in zip(cached(lambda: HALF.apply(q, k, out=(q, k))), expected, strict=True):
-        np.testing.assert_array_equal(got, e)
+@pytest.mark.parametrize("positions", [[5], [5.5], [5, 6, 7]])
+def test_functional_positions_after_cached_plain_ones_are_taken(positions):
+    torch = pytest.importorskip("torch")
+    x = torch.randn(1, len(positions), 2, 8)
+    expected = [HALF.rotate(x, torch.tensor(positions)) for _ in range(3)][-1]
+    functional = torch._to_functional_tensor(torch.tensor(positions))
+    assert torch.equal(torch._from_functional_tensor(HALF.rotate(x, functional)), expected)
+
+
+def test_compiled_code_does_not_read_recent_calls():
+    """Dynamo would guard on them, and compile again after every new one."""
+    torch = pytest.importorskip("torch")
+    x, positions = torch.randn(1, 2, 1, 8), torch.tensor([3, 4])
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x, p: HALF.rotate(x, p), backend="eager", fullgraph=True)
+    compiled(x, positions)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for heads in (3, 4, 5):
+            for _ in range(3):
+                HALF.rotate(torch.ones(1, 2, heads, 8), positions)
+            compiled(x, positions)

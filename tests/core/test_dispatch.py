@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pytest
 import toy_backend
-from support.exhaustive import exhaustive
 from support.programs import run
 
 import rope_xp
@@ -176,18 +175,11 @@ def test_unknown_and_missing_paths_are_refused_by_name(monkeypatch):
 WARP = "there is no path 'warp', set by the environment variable ROPE_XP_PATH"
 
 
-@pytest.mark.parametrize(
-    ("name", "output"),
-    [
-        exhaustive("portable", "numpy: portable (forced)"),
-        ("warp", f"RopeError: {WARP}; known are portable, llvm"),
-        exhaustive("", "numpy: "),
-    ],
-)
-def test_the_environment_forces_a_path_by_name(name, output):
+def test_the_environment_forces_a_path_by_name():
     code = "import numpy as np, rope_xp; x = np.ones((2, 2, 4)); print(rope_xp.explain(x, x))"
-    with pytest.raises(AssertionError, match=output) if name == "warp" else nullcontext():
-        assert output in run("-c", code, ROPE_XP_PATH=name)
+    assert run("-c", code, ROPE_XP_PATH="portable") == "numpy: portable (forced)\n"
+    with pytest.raises(AssertionError, match=f"RopeError: {WARP}; known are portable, llvm"):
+        run("-c", code, ROPE_XP_PATH="warp")
 
 
 def test_the_environment_skips_libraries_without_its_path(monkeypatch):
@@ -212,7 +204,6 @@ FORK = """
 import importlib.metadata, os, signal, sys, threading, time
 import numpy as np
 import rope_xp
-from rope_xp._core import forks
 
 reached, x = threading.Event(), np.ones((3, 2, 4), np.float32)
 
@@ -233,15 +224,11 @@ class Slow:
 def first():
     if sys.argv[1] == "imports":
         rope_xp.RoPE().rotate(x)
-    elif sys.argv[1] == "entry points":
+    else:
         try:
             rope_xp.RoPE().rotate(Wrapped())
         except TypeError:
             pass
-    else:
-        with getattr(forks, sys.argv[1]):
-            reached.set()
-            time.sleep(0.5)
 
 sys.meta_path.insert(0, Slow())
 importlib.metadata.entry_points = lambda group: [Slow()]
@@ -260,9 +247,7 @@ assert os.waitpid(child, 0)[1] == 0
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-@pytest.mark.parametrize(
-    "step", ["imports", "entry points", exhaustive("DICT_LOCK"), exhaustive("IMPORT_LOCK")]
-)
+@pytest.mark.parametrize("step", ["imports", "entry points"])
 def test_a_child_forked_during_the_first_call_waits_for_nobody(step):
     # Python 3.12 warns of any fork beside a thread, which is what is tested here.
     quiet = ["-W", "error", "-W", "ignore::DeprecationWarning"]
@@ -321,12 +306,6 @@ def test_slots_of_a_backend_without_operations_are_refused(monkeypatch: pytest.M
 
 
 @pytest.mark.usefixtures("fresh")
-def test_the_toy_backend_registers_itself(capsys):
-    toy_backend.main()
-    assert capsys.readouterr().out == "toylib: unwrap\n"
-
-
-@pytest.mark.usefixtures("fresh")
 def test_a_broken_registration_disturbs_nobody(monkeypatch, caplog):
     announce(monkeypatch, "no_such_module_anywhere", "no_backend", "toy_backend")
     monkeypatch.setitem(sys.modules, "no_backend", SimpleNamespace(BACKEND="a string"))
@@ -360,14 +339,6 @@ def test_a_plugin_whose_import_a_handler_interrupts_is_not_broken(monkeypatch):
     finally:
         signal.signal(signal.SIGINT, before)
     rope_xp.RoPE().rotate(toy_backend.Array(X))
-
-
-@pytest.mark.usefixtures("fresh")
-def test_a_broken_framework_disturbs_nobody(monkeypatch):
-    """Half imported, as when a framework imports rope_xp on its way up."""
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
-    monkeypatch.setitem(sys.modules, "jax", None)
-    np.testing.assert_array_equal(rope_xp.RoPE().rotate(X)[0], X[0])
 
 
 def test_a_backend_that_overrides_nothing_serves_any_standard_library(monkeypatch):

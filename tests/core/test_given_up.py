@@ -112,18 +112,6 @@ def test_errors_of_a_compiler_are_final_but_for_short_memory(phase, error, is_fi
         assert kernels.get("a") == "A"
 
 
-def test_missing_files_of_a_compiler_are_read_once_more():
-    def step(phase: str, key: str) -> None:
-        if key and (len(compiled) == 1 or key == "gone"):
-            raise FileNotFoundError(2, "No such file", "kernel.json")
-
-    kernels, compiled = build_kernels(step)
-    assert kernels.get("a") == "A"
-    assert compiled == ["a", "a"]
-    with unavailable("kernel.json"):
-        kernels.get("gone")
-
-
 def raise_timeout(*_: object) -> None:
     raise TimeoutError("by a handler")
 
@@ -165,42 +153,6 @@ def test_exceptions_of_signal_handlers_get_out_and_nothing_is_given_up(name, pha
             kernels.get("a")
         assert signal.getsignal(number) is handler
     assert done[0] == phase  # and not left half way
-    assert kernels.decline_reason("a") is None
-    assert kernels.get("a") == "A"
-
-
-def test_a_signal_handler_replaced_while_compiling_stays_replaced():
-    def step(phase: str, key: str) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-    kernels, _ = build_kernels(step)
-    with handled(signal.SIGINT, signal.default_int_handler):
-        assert kernels.get("a") == "A"
-        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-
-
-def test_interrupts_raised_while_compiling_get_out_in_every_thread():
-    """Also one that somebody raises, and in a thread, where signals cannot be held."""
-    interrupts = [SystemExit, KeyboardInterrupt]
-    raised: list[type[BaseException]] = []
-
-    def step(phase: str, key: str) -> None:
-        if key and interrupts:
-            raise interrupts.pop()
-
-    kernels, _ = build_kernels(step)
-
-    def call() -> None:
-        try:
-            kernels.get("a")
-        except BaseException as error:  # noqa: BLE001  # as is to be seen
-            raised.append(type(error))
-
-    call()
-    thread = threading.Thread(target=call)
-    thread.start()
-    thread.join()
-    assert raised == [KeyboardInterrupt, SystemExit]
     assert kernels.decline_reason("a") is None
     assert kernels.get("a") == "A"
 

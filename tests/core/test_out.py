@@ -6,15 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from rope_xp_backends.cpu import launch
 from support.equality import LAYOUTS
 from support.targets import Target, rows, truth
 
 import rope_xp
 from rope_xp import RoPE, RopeError
-from rope_xp._core.memory import Memory, get_span, have_overlap
 
 WRITING = (
     *("numpy-portable", "numpy-chunked", "numpy-llvm", "numpy-cuda", "array-api-strict"),
@@ -42,14 +38,6 @@ def check_out(backend: Target, rope: RoPE, width: int = 8) -> None:
 def test_results_lie_in_given_memory_and_in_place(backend):
     for layout in LAYOUTS:
         check_out(backend, RoPE(layout=layout))
-
-
-@pytest.mark.parametrize("backend", rows(("numpy-llvm", "torch-llvm")))
-@pytest.mark.parametrize("offset", [0, 2])  # aligned to a vector, and not
-def test_results_streamed_past_the_caches_are_right(backend, offset, monkeypatch):
-    monkeypatch.setattr(launch, "BYTES_TO_STREAM", 1)
-    for layout in LAYOUTS:
-        check_out(backend, RoPE(layout=layout, rotary_dim=32, rotary_offset=offset), 48)
 
 
 @pytest.mark.parametrize("backend", rows(WRITING))
@@ -191,42 +179,9 @@ def test_results_that_autograd_cannot_follow_are_refused():
         check_refused(match, lambda: rope_xp.apply(q, k, out=(expanded, out[1])), out[1])
 
 
-def test_inference_tensors_are_written_in_inference_mode_alone():
-    torch = pytest.importorskip("torch")
-    cache = tuple(map(torch.tensor, make_pair()))
-    with torch.inference_mode():
-        frozen = torch.zeros(2, 9, 2, 8)
-        q, k = map(torch.tensor, make_pair())
-        rope_xp.apply(q, k, out=(q, k))
-        rope_xp.apply(*cache, out=cache)
-        assert all(map(torch.equal, cache, (q, k)))
-    assert not cache[0].is_inference()
-    q, k = map(torch.tensor, make_pair())
-    out = torch.zeros_like(q)
-    match = r"out\[1\]: .*inference_mode"
-    check_refused(match, lambda: rope_xp.apply(q, k, out=(out, frozen)), out)
-
-
 def test_results_of_jax_are_refused_with_a_way_out():
     jnp = pytest.importorskip("jax.numpy")
     x = jnp.ones((1, 2, 3, 4))
     for call in (lambda: rope_xp.apply(x, x, out=(x, x)), lambda: HALF.rotate(x, out=np.ones(24))):
         with pytest.raises(TypeError, match="jax arrays cannot be written to.*donate"):
             call()
-
-
-@given(st.data())
-def test_overlap_is_that_of_numpy(data):
-    memory = np.zeros(64, np.int16)
-
-    def draw_view() -> np.ndarray:
-        start, stop = sorted(data.draw(st.tuples(st.integers(0, 63), st.integers(0, 63))))
-        view = memory[start : stop + 1 : data.draw(st.integers(1, 5))]
-        return view[:: data.draw(st.sampled_from([1, -1]))]
-
-    views = draw_view(), draw_view()
-    memories = [Memory(x.ctypes.data, x.shape, x.strides, x.itemsize, True) for x in views]
-    spans = [get_span(m) for m in memories]
-    assert None not in spans
-    assert have_overlap(*spans) == np.shares_memory(*views)
-    assert get_span(None) is None

@@ -1,4 +1,4 @@
-"""Rotations, tables and frequencies, at random, against the formulas in long double."""
+"""Rotations and tables, at random, against the formulas in long double."""
 
 import importlib
 from dataclasses import dataclass, fields
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.fuzz import bounds, cases, oracle
+from support.fuzz import bounds, cases
 from support.fuzz.cases import Out, Positions, Shape
 from support.fuzz.libraries import fuzzed
 from support.fuzz.memory import View, lay
@@ -135,28 +135,9 @@ def test_rotations_by_given_tables_are_within_the_bounds(library, case):
 
 
 @st.composite
-def ropes(draw):
-    head_dim = draw(st.integers(2, 130))
-    return draw(cases.ropes(head_dim)), head_dim
-
-
-@given(case=ropes())
-def test_frequencies_of_every_rule_are_within_the_bounds(case):
-    rope, head_dim = case
-    r = rope.rotary_dim or head_dim
-    right = oracle.frequencies(rope.base, r, rope.scaling)
-    got = rope.frequencies(head_dim)
-    assert got.shape == (r // 2,)
-    # Without a rule it is the float64 nearest to the formula. A rule's ramp is a difference of
-    # logarithms up to 25, of which the least that is divided by is 0.001.
-    ramp = type(rope.scaling).__name__ in ("YaRN", "Llama3")
-    off = {True: 2.0**-53, False: 1e-9 if ramp else 1e-13}[rope.scaling is None]
-    np.testing.assert_array_less(np.abs(got - right), off * 1.001 * right + 1e-300)
-
-
-@st.composite
 def angles(draw):
-    rope, head_dim = draw(ropes())
+    head_dim = draw(st.integers(2, 130))
+    rope = draw(cases.ropes(head_dim))
     lead = tuple(draw(st.lists(st.integers(0, 3), max_size=3)))
     at = draw(cases.positions(lead, draw(st.integers(0, 5)), cases.components(rope), none=False))
     options = {"xp": draw(st.booleans()), "double": draw(st.sampled_from([None, True, False]))}

@@ -20,12 +20,13 @@ import numpy as np
 from rope_xp_backends.cpu import launch
 
 import rope_xp
-from rope_xp import QKNorm, RoPE, scaling
+from rope_xp import RoPE, scaling
 from rope_xp._core import caches
 from rope_xp._core.tables import DigitTables
 from rope_xp._dispatch import choose
 from rope_xp._rotation.tables import host_tables
 from support.bits import same
+from support.equality import LAYOUTS
 from support.fuzz.libraries import LIBRARIES
 from support.fuzz.memory import View, measure
 from support.guarded import against
@@ -58,11 +59,6 @@ POSITION_DTYPES = {
 DTYPES = (*["float32"] * 4, *["bfloat16"] * 2, "float16", "float64")
 AXES = ("bshd", "bshd", "bhsd", "sbhd", "shd", "hsd", "bsd", "sd")
 SCALINGS = (None, None, None, scaling.Linear(8.0), scaling.YaRN(4.0, 64))
-# Of x and of its weights. Each is a kernel, which takes 0.2 s to compile, with each of two slices.
-KERNEL_NORMS = (
-    *(("float32", "float32"), ("float32", None), ("float32", "float64")),
-    *(("bfloat16", "bfloat16"), ("bfloat16", "float32"), ("float64", "float64")),
-)
 
 
 class Layout(NamedTuple):
@@ -140,19 +136,12 @@ def reuse_memory_of_tables():
 
 
 @dataclass(frozen=True)
-class Norm:
-    weights: tuple[Layout | None, ...]
-    eps: float
-    offset: float
-
-
-@dataclass(frozen=True)
 class Caller:
     """All of a call but numbers and memory."""
 
     rope: RoPE
     method: str  # apply, rotate or unrotate
-    angles: str  # from positions, "at" or given "tables"
+    angles: str  # from positions or "at"
     axes: str
     sizes: dict[str, int]
     arrays: tuple[Layout, ...]
@@ -160,7 +149,6 @@ class Caller:
     kind: str  # of positions: none, list, numpy or library
     range: str
     positions: Layout
-    norm: Norm | None
 
 
 def draw_view(random, shape, dtype, backwards):
@@ -179,17 +167,14 @@ def lay_out(shape, view):
     return Layout(shape, numpy_dtype(view.dtype), *measure(shape, view))
 
 
-def draw_rope(random, head_dim, kernel_norm):
+def draw_rope(random, head_dim):
     r = 2 * random.randint(1, head_dim // 2)
     offset = random.randint(0, head_dim - r)
-    layouts = "interleaved", "half", "interleaved_to_half"
-    if kernel_norm:
-        r, offset, layouts = 8, head_dim // 2 - 4, layouts[:2]
     components = random.randint(1, 3)
     axes = tuple(random.randrange(components) for _ in range(r // 2))
     return RoPE(
         base=random.choice((1e4, 5e5, 1e4 + random.randrange(1000))),
-        layout=random.choice(layouts),
+        layout=random.choice(LAYOUTS),
         rotary_dim=None if r == head_dim and random.randrange(2) else r,
         rotary_offset=offset - head_dim if offset and random.randrange(2) else offset,
         scaling=random.choice(SCALINGS),
@@ -201,7 +186,7 @@ def draw_other(random, caller):
     """Return a caller with another rope, for arrays and positions that lie as these do."""
     rope, head_dim = caller.rope, caller.sizes["d"]
     most = (head_dim - rope.rotary_offset % head_dim) // 2
-    r = (rope.rotary_dim or head_dim) if caller.norm else 2 * random.randint(1, most)
+    r = 2 * random.randint(1, most)
     axes = rope.position_axes
     if axes is not None:  # as many components
         axes = [max(axes), *(random.randint(0, max(axes)) for _ in range(r // 2 - 1))]
@@ -211,35 +196,16 @@ def draw_other(random, caller):
     return replace(caller, rope=replace(rope, base=1e4 + random.randrange(1000), **fields))
 
 
-def draw_norm(random, axes, layouts, r, dtype):
-    n = random.choice((r, layouts[0].shape[-1]))
-    shapes, dtypes = [(n,)] * len(layouts), [dtype] * len(layouts)
-    if dtype == "any":
-        dtypes = [random.choice((None, *DTYPES)) for _ in layouts]
-        if "h" in axes and random.randrange(2):
-            shapes = [(layout.shape[axes.index("h")], n) for layout in layouts]
-    weights = tuple(
-        None if dtype is None else draw_view(random, shape, dtype, False)
-        for shape, dtype in zip(shapes, dtypes, strict=True)
-    )
-    return Norm(weights, random.choice((1e-6, 1e-3)), random.choice((0.0, 1.0)))
-
-
 def draw_caller(random, library):
     method = random.choice(("apply", "apply", "rotate", "unrotate"))
-    angles = random.choice(("positions", "positions", "positions", "at", "tables"))
-    axes, weight = random.choice(AXES), ""
+    angles = random.choice(("positions", "positions", "at"))
+    axes = random.choice(AXES)
     sizes = {"b": random.choice((1, 1, 2)), "s": random.choice((1, 1, 1, 2, 3, 5))}
     sizes |= {"h": random.choice((1, 2, 4)), "d": random.choice((4, 6, 8, 8, 16, 16))}
     dtype = k_dtype = random.choice(DTYPES)
-    if method != "unrotate" and random.randrange(3) == 0:
-        weight = "any"
-        if random.randrange(4):
-            dtype, weight = random.choice(KERNEL_NORMS)
-            k_dtype, sizes["d"] = dtype, random.choice((8, 16))
-    elif angles == "positions" and random.randrange(8) == 0:
+    if angles == "positions" and random.randrange(8) == 0:
         k_dtype = random.choice(DTYPES)
-    rope = draw_rope(random, sizes["d"], weight not in ("", "any"))
+    rope = draw_rope(random, sizes["d"])
     shapes = [tuple(sizes[a] for a in axes)]
     if method == "apply":
         k_sizes = sizes | {"h": random.choice((1, 2, 3))}
@@ -252,11 +218,6 @@ def draw_caller(random, library):
 
     layouts = draw_layouts()
     out = random.choice(("new", "in place", draw_layouts()))
-    if angles == "tables":  # whose width must be stated
-        rope = replace(rope, rotary_dim=rope.rotary_dim or sizes["d"])
-    norm = None
-    if weight != "":
-        norm = draw_norm(random, axes, layouts, rope.rotary_dim or sizes["d"], weight)
     batch = tuple(sizes[a] for a in axes if a == "b")
     shape = random.choice(((sizes["s"],), (sizes["s"],), (*batch, sizes["s"]), (*batch, 1)))
     if shape == (1,) and (sizes["s"] > 1 or random.randrange(3) == 0):
@@ -268,7 +229,7 @@ def draw_caller(random, library):
         kind = "numpy"
     spread = random.choice(list(POSITIONS))
     layout = draw_view(random, shape, random.choice(POSITION_DTYPES[spread]), backwards)
-    return Caller(rope, method, angles, axes, sizes, layouts, out, kind, spread, layout, norm)
+    return Caller(rope, method, angles, axes, sizes, layouts, out, kind, spread, layout)
 
 
 class Thread(threading.Thread):
@@ -310,29 +271,18 @@ class Thread(threading.Thread):
 
     def call(self, caller):
         self.memory.reuse()
-        rope, make, norm = caller.rope, self.library.make, caller.norm
+        rope, make = caller.rope, self.library.make
         arrays, options = [self.put(layout) for layout in caller.arrays], {"axes": caller.axes}
-        weights, tables = [], []
-        if norm is not None:
-            weights = [layout and self.put(layout) for layout in norm.weights]
-            made = [None if w is None else make(w) for w in weights]
-            options["norm"] = QKNorm(*made, eps=norm.eps, offset=norm.offset)
         positions = given_at = self.draw_positions(caller)
         if caller.kind == "list":
             given_at = positions.tolist()
         elif caller.kind == "library":
             given_at = make(positions)
-        if caller.angles == "tables":
-            tables = self.put_tables(caller, positions)
-        elif caller.angles == "positions":
+        if caller.angles == "positions":
             options["positions"] = given_at
 
         def rotate(given, **out):
-            angles = rope
-            if caller.angles == "tables":
-                angles = rope.with_tables(*map(make, tables))
-            elif caller.angles == "at":
-                angles = rope.at(given_at, like=given[0])
+            angles = rope if caller.angles == "positions" else rope.at(given_at, like=given[0])
             results = getattr(angles, caller.method)(*given, **options, **out)
             return results if caller.method == "apply" else (results,)
 
@@ -344,7 +294,7 @@ class Thread(threading.Thread):
             outs = [make(self.put(layout)) for layout in caller.out]
         if outs is not None:
             more["out"] = tuple(outs) if caller.method == "apply" else outs[0]
-        read = [*weights, positions, *tables, *([] if outs is given else arrays)]
+        read = [positions, *([] if outs is given else arrays)]
         before = [(x, x.tobytes()) for x in read if x is not None]
         results = rotate(given, **more)
         assert outs is None or all(y is out for y, out in zip(results, outs, strict=True))
@@ -361,16 +311,6 @@ class Thread(threading.Thread):
         if caller.kind == "none":
             return None
         return caller.positions.put(self.memory, POSITIONS[caller.range])
-
-    def put_tables(self, caller, positions):
-        """Return cos and sin of angles that have nothing to do with the rope."""
-        lead = positions.shape if caller.rope.position_axes is None else positions.shape[1:]
-        shape = (*(lead or (1,)), caller.rope.rotary_dim // 2)
-        dtype = "float64" if caller.arrays[0].dtype == np.float64 else "float32"
-        layout = lay_out(shape, View(dtype, tuple(range(len(shape))), (1,) * len(shape)))
-        cos, sin = tables = self.put(layout), self.put(layout)
-        cos[...], sin[...] = np.cos(cos), np.sin(cos)
-        return tables
 
 
 def main(library, calls, seed):

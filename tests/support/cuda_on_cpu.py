@@ -100,11 +100,6 @@ def norm_keys():
     return [key._replace(norm=True) for key in every_key()]
 
 
-def count_waves(blocks, threads):
-    """Return how often blocks of 80 registers a thread fill the 132 multiprocessors of an H200."""
-    return blocks / (132 * (min(2048, 65536 // 80) // threads))
-
-
 @lru_cache
 def _numbers(norm_dtype):
     keys = [key for key in norm_keys() if key.dtype == norm_dtype] if norm_dtype else every_key()

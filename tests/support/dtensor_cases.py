@@ -118,7 +118,7 @@ def one(mesh_dim):
     if mesh_dim == 1:
         return [[R], [Shard(0)], [Shard(1)], [Shard(2)]]
     a, b, c = Shard(0), Shard(1), Shard(2)
-    return [[a, b], [a, c], [b, c], [c, b], [R, b], [b, R], [b, b], [a, a], [R, R]]
+    return [[a, b], [b, c], [c, R], [b, b], [R, a]]
 
 
 @case(2, 4)
@@ -170,7 +170,7 @@ def gradients_of_weights_are_complete(mesh):
         gradients = torch.autograd.grad(expected, weights, grads)
         for p in [*one(n), *(p for p in cut if len(p) == n)]:
             shards = [distribute_tensor(x, mesh, p) for x in arrays]
-            for w in (None, R, Shard(0)):
+            for w in (None, Shard(0)):
                 copies = [x.detach().clone() for x in weights]
                 if w is not None:
                     copies = [distribute_tensor(x, mesh, [w] * n) for x in copies]
@@ -202,7 +202,7 @@ def components_dtypes_and_layouts(mesh):
 @case(2, 4)
 def keys_sharded_otherwise_than_queries(mesh):
     more = [R] * (mesh.ndim - 1)
-    for p, k in ((Shard(2), R), (Shard(1), R), (Shard(0), Shard(1)), (R, Shard(2))):
+    for p, k in ((Shard(2), R), (Shard(0), Shard(1))):
         check(mesh, [p, *more], POSITIONS, POSITIONS, k_placements=[k, *more])
 
 
@@ -210,7 +210,6 @@ def keys_sharded_otherwise_than_queries(mesh):
 def heads_that_are_cut_are_gathered(mesh):
     # One for q and one for k, and to take one's own part of the result is a slice.
     more = [Shard(1)] * (mesh.ndim - 1)
-    check(mesh, [*more, Shard(3)], POSITIONS, POSITIONS, forward=2, backward=2)
     check(mesh, [*more, Shard(3)], POSITIONS, POSITIONS, rope=RoPE(), forward=2, backward=2)
 
 
@@ -253,17 +252,10 @@ def other_functions(mesh):
         for positions in (POSITIONS, BATCHED):
             tables = ROPE.cos_sin(positions, 16)
             expected = rope_xp.apply_tables(Q, *tables, layout="half")
-            numpy_tables = [t.numpy() for t in tables]
-            replicas = [distribute_tensor(t, mesh, [R]) for t in tables]
-            for cos_sin in (tables, numpy_tables, replicas):
+            for cos_sin in (tables, [distribute_tensor(t, mesh, [R]) for t in tables]):
                 with collectives(0):
                     y = rope_xp.apply_tables(x, *cos_sin, layout="half")
                 same(y, expected, [p])
-        long, k_positions = distribute_tensor(sample(4, 9, 2, 16), mesh, [p]), torch.arange(9)
-        with collectives(0):
-            q, k = ROPE.apply(x, long, POSITIONS, k_positions=k_positions)
-        same(q, ROPE.rotate(Q, POSITIONS), [p])
-        same(k, ROPE.rotate(sample(4, 9, 2, 16), k_positions), [p])
 
 
 @case(2, 4)
@@ -301,18 +293,6 @@ def gradients_of_angles_are_complete(mesh):
 
 
 @case(2)
-def gradients_only_where_inputs_need_one(mesh):
-    for p in (R, Shard(1), Shard(2), Shard(3)):
-        for needed in ((True, False), (False, True)):
-            arrays = [distribute_tensor(x, mesh, [p]) for x in (Q, K)]
-            for x, needs in zip(arrays, needed, strict=True):
-                x.requires_grad_(needs)
-            with rope_xp.use_path("llvm"):
-                results = ROPE.apply(*arrays, POSITIONS)
-            assert tuple(y.requires_grad for y in results) == needed
-
-
-@case(2)
 def in_place(mesh):
     for p in (R, Shard(1), Shard(2)):
         q, k = (distribute_tensor(x.clone(), mesh, [p]) for x in (Q, K))
@@ -335,27 +315,22 @@ def in_place(mesh):
 @case(2)
 def slots_take_local_shards(mesh):
     """DTensors are rejected before anything is written, as slots are those of a whole cache."""
-    q, k, moved = Q[:1, :3], K[:1, :3], POSITIONS[:3] + 1
-    for p, cache_p in ((R, R), (Shard(2), Shard(1)), (R, Shard(0))):
-        for slots in ([2, 3, 4], [4, 2, 3]):
-            whole = sample(8, 2, 16, seed=2)
-            cache = distribute_tensor(whole.clone(), mesh, [cache_p])
-            spread_q, spread_k = (distribute_tensor(x, mesh, [p]) for x in (q, k))
-            for out in (cache, whole):
-                with refuses(RopeError, "slots= takes no torch DTensor arrays", "to_local()"):
-                    ROPE.apply(spread_q, spread_k, moved, out=(None, out), slots=slots)
-            with refuses(RopeError, "slots= takes no torch DTensor arrays"):
-                ROPE.rerotate(cache, moved, moved + 1, axes="shd", slots=slots, out=cache)
-            with refuses(TypeError, "out[1] a torch DTensor array"):
-                ROPE.apply(q, k, moved, out=(None, cache), slots=slots)
-            with refuses(TypeError, "k a torch DTensor array"):
-                ROPE.apply(q, spread_k, moved, out=(None, whole), slots=slots)
-            same(cache, whole, [cache_p])
-            if cache_p == Shard(0):
-                continue
-            local = spread_q.to_local(), spread_k.to_local(), moved
-            ROPE.apply(*local, out=(None, cache.to_local()), slots=slots)
-            same(cache, ROPE.apply(q, k, moved, out=(None, whole), slots=slots)[1], [cache_p])
+    q, k, moved, slots = Q[:1, :3], K[:1, :3], POSITIONS[:3] + 1, [4, 2, 3]
+    for p, cache_p in ((R, R), (Shard(2), Shard(1))):
+        whole = sample(8, 2, 16, seed=2)
+        cache = distribute_tensor(whole.clone(), mesh, [cache_p])
+        spread_q, spread_k = (distribute_tensor(x, mesh, [p]) for x in (q, k))
+        for out in (cache, whole):
+            with refuses(RopeError, "slots= takes no torch DTensor arrays", "to_local()"):
+                ROPE.apply(spread_q, spread_k, moved, out=(None, out), slots=slots)
+        with refuses(RopeError, "slots= takes no torch DTensor arrays"):
+            ROPE.rerotate(cache, moved, moved + 1, axes="shd", slots=slots, out=cache)
+        with refuses(TypeError, "out[1] a torch DTensor array"):
+            ROPE.apply(q, k, moved, out=(None, cache), slots=slots)
+        same(cache, whole, [cache_p])
+        local = spread_q.to_local(), spread_k.to_local(), moved
+        ROPE.apply(*local, out=(None, cache.to_local()), slots=slots)
+        same(cache, ROPE.apply(q, k, moved, out=(None, whole), slots=slots)[1], [cache_p])
 
 
 @case(2)
@@ -370,12 +345,10 @@ def what_does_not_fit_is_refused(mesh):
     leaf = q.detach().requires_grad_()
     for error, message, call in (
         (TypeError, "q is a torch DTensor array and k a torch array", lambda: ROPE.apply(q, K)),
-        (TypeError, "q is a torch array and k a torch DTensor array", lambda: ROPE.apply(K, q)),
         (TypeError, "positions a torch DTensor array", lambda: ROPE.rotate(Q, positions)),
         (RopeError, "positions has shape (3,)", lambda: ROPE.rotate(q, [1, 2, 3])),
         (RopeError, "k lies on", lambda: ROPE.apply(q, far_k)),
         (RopeError, "k_positions lies on", lambda: ROPE.apply(q, q, POSITIONS, k_positions=far)),
-        (RopeError, "new_positions lies on", lambda: ROPE.rerotate(q, POSITIONS, far)),
         (RopeError, "norm.q_weight lies on", lambda: ROPE.rotate(q, norm=(weight, 1e-6))),
         (RopeError, "sin lies on", lambda: rope_xp.apply_tables(q, cos, far_sin)),
         (TypeError, "out must be an array of torch DTensor", lambda: ROPE.rotate(q, out=Q.clone())),
@@ -399,11 +372,9 @@ def paths(mesh):
         size = {"shape": (TOKENS,), "stride": (1,)}
         alone = DTensor.from_local(POSITIONS[:4], mesh, [Shard(0)], **size)
         assert rope_xp.explain(cut, cut, alone).path
-    for name in ("portable", "llvm"):
-        with rope_xp.use_path(name):
-            assert rope_xp.explain(q, k).path == name
-            check(mesh, [Shard(1)], POSITIONS, POSITIONS)
-            check(mesh, [Shard(2)], POSITIONS, POSITIONS, k_placements=[R])
+    with rope_xp.use_path("portable"):
+        assert rope_xp.explain(q, k).path == "portable"
+        check(mesh, [Shard(1)], POSITIONS, POSITIONS)
 
 
 @case(4)
@@ -438,7 +409,6 @@ def compiled(mesh):
     over_tokens = distribute_tensor(POSITIONS, mesh, [Shard(0)])
     for p, positions, moved in (
         (Shard(1), POSITIONS, False),
-        (Shard(1), over_tokens, False),
         (Shard(2), over_tokens, True),
     ):
         graphs = []

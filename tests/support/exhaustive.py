@@ -1,7 +1,7 @@
-"""Which cases of a matrix the short suite runs. The others carry the mark ``exhaustive``.
+"""Which cases of a matrix the short suite runs, and which the one with the mark ``exhaustive``.
 
-A case is left out by name, ``exhaustive("interleaved", 6)`` among the parameters of a test; or by
-the mark ``covering`` of a test, whose cases are then chosen here.
+A case is left to the latter by name, ``exhaustive("interleaved", 6)`` among the parameters of a
+test; or by the mark ``covering`` of a test, whose cases are then chosen here.
 """
 
 from collections import Counter, defaultdict
@@ -17,12 +17,13 @@ exhaustive = partial(pytest.param, marks=pytest.mark.exhaustive)
 """``pytest.param`` of a case that the short suite leaves out."""
 
 
-def leave_out(items: list[pytest.Item]) -> None:
-    """Mark what the short suite leaves out.
+def leave_out(items: list[pytest.Item]) -> set[pytest.Item]:
+    """Mark what the short suite leaves out, and return the cases that no suite runs.
 
-    A test with the mark ``covering`` runs few cases. Of backends that compile each case anew, a
-    test runs those of one library, and few cases on them: the tests of a file take the libraries
-    in turn. What needs a GPU is left as it is.
+    Of a test with the mark ``covering`` the short suite runs few cases, and the exhaustive one all
+    pairs of values. Of backends that compile each case anew, the short suite runs those of one
+    library, and few cases on them: the tests of a file take the libraries in turn. The exhaustive
+    one runs as few on each library. What needs a GPU is left as it is.
     """
     files = defaultdict(lambda: defaultdict(list))
     for item in items:
@@ -30,20 +31,32 @@ def leave_out(items: list[pytest.Item]) -> None:
             continue
         if not item.get_closest_marker("gpu") and not item.get_closest_marker("exhaustive"):
             files[item.path][item.parent, item.originalname].append(item)
+    dropped: set[pytest.Item] = set()
     for tests in files.values():
         turn = 0
         for cases in tests.values():
             compiled = [item for item in cases if compiling_library(item)]
+            eager = [item for item in cases if not compiling_library(item)]
             libraries = sorted(set(map(compiling_library, compiled)))
-            own = [i for i in compiled if compiling_library(i) == libraries[turn % len(libraries)]]
-            turn += bool(libraries)
-            mark, eager = cases[0].get_closest_marker("covering"), set(cases) - set(compiled)
+            each = [[i for i in compiled if compiling_library(i) == name] for name in libraries]
+            own = each[turn % len(each)] if each else []
+            turn += bool(each)
+            mark = cases[0].get_closest_marker("covering")
+            at_once = mark.args[0] if mark and mark.args else 1
             if mark:
-                own, eager = [item for item in cases if item in eager or item in own], set()
-            params = [item.callspec.params | ({} if mark else {"backend": None}) for item in own]
-            chosen = {own[i] for i in covering(params, *(mark.args if mark else ()))}
-            for item in set(cases) - eager - chosen:
+                short, wanted = choose(eager + own, at_once), choose(eager, max(2, at_once))
+            else:
+                short, wanted = {*eager, *choose(own, at_once, backend=None)}, {*eager}
+            wanted |= short.union(*(choose(items, at_once) for items in each))
+            for item in wanted - short:
                 item.add_marker(pytest.mark.exhaustive)
+            dropped |= {*cases} - wanted
+    return dropped
+
+
+def choose(items: list[pytest.Function], at_once: int, **same: Any) -> set[pytest.Function]:
+    """Return few cases, by all parameters but those that are ``same``."""
+    return {items[i] for i in covering([item.callspec.params | same for item in items], at_once)}
 
 
 def compiling_library(item: pytest.Function) -> str:

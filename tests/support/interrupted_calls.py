@@ -1,4 +1,4 @@
-"""Make calls in parts, given as "parts", "arrays" or "compiler", while handlers of signals raise.
+"""Make calls in parts, given as "parts" or "arrays", while handlers of signals raise.
 
 What happens when is random, but each decision has a seed. A call that never ends ends the program.
 """
@@ -12,12 +12,9 @@ import threading
 import time
 
 import numpy as np
-from rope_xp_backends.cpu import launch, threads
-from rope_xp_backends.numpy import paths
+from rope_xp_backends.cpu import threads
 
 import rope_xp
-from rope_xp._dispatch import call_cache
-from rope_xp._dispatch.kernels import Kernels
 
 RAISING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGALRM", "SIGHUP", "SIGUSR1")]
 ROPE = rope_xp.RoPE(layout="half")
@@ -122,21 +119,5 @@ def rotate_arrays():
         y[...] = x
 
 
-def compile_kernels():
-    """A call that is interrupted while it compiles does so again."""
-    x = np.ones((3, 2, 8), np.float32)
-
-    def call():
-        call_cache.CALLS.cache_clear()  # which are bound to kernels
-        paths.KERNELS = Kernels("llvmlite", launch._load_compiler)
-        with rope_xp.use_path("llvm"):
-            ROPE.rotate(x)
-            signal.raise_signal(signal.SIGALRM)
-
-    for _ in run_interrupted(call, 8, 0.5):
-        with rope_xp.use_path("llvm"):
-            ROPE.rotate(x)
-
-
 faulthandler.dump_traceback_later(100, exit=True)
-{"parts": run_parts, "arrays": rotate_arrays, "compiler": compile_kernels}[sys.argv[1]]()
+{"parts": run_parts, "arrays": rotate_arrays}[sys.argv[1]]()

@@ -96,17 +96,12 @@ def main():
     large = torch.empty(1, (1 << 17) + 3, 128, 128, dtype=torch.bfloat16)
     calls = {
         "q and k": lambda: rope.apply(q, k, at),
-        "again": lambda: rope.apply(q, k, at - 70_000),
         "in place": lambda: rope.apply(q, k, at, out=(q, k)),
         "one token": lambda: rope.apply(q[:, :1], k[:, :1], at[:1]),
-        "counted": lambda: rope.apply(q, k),
-        "one array": lambda: rope.rotate(q, at),
         "norm": lambda: rope.apply(q, k, at, norm=QKNorm(torch.ones(64), torch.ones(64))),
         "tables": lambda: rope_xp.apply_tables(q, *tables, layout="half"),
         "two dtypes": lambda: rope.apply(q, k.float(), at),
-        "two positions": lambda: rope.apply(q, k, at, k_positions=at + 1),
         "more than 2**31 elements": lambda: rope.rotate(large, out=large),
-        "nothing": lambda: rope.apply(q[:0], k[:0], at),
     }
     with torch.no_grad(), rope_xp.use_path("triton"):
         for name, call in calls.items():

@@ -13,7 +13,7 @@ from rope_xp import RoPE
 
 pytestmark = pytest.mark.exhaustive  # the short suite has tests/backends/torch
 
-ROPES = {name: layers.ROPES[name] for name in ("half", "llama3", "yarn", "sections")}
+ROPES = {name: layers.ROPES[name] for name in ("half", "yarn", "sections")}
 
 
 def inputs(rope: RoPE, dtype: torch.dtype, tokens: int = 5) -> list[torch.Tensor]:

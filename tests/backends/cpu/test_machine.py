@@ -3,15 +3,12 @@
 import importlib
 import re
 import sys
-import threading
-import time
 
 import numpy as np
 import pytest
 from rope_xp_backends.cpu import launch
 from rope_xp_backends.cpu.plan import KernelKey
 from rope_xp_backends.numpy import paths
-from support.exhaustive import exhaustive
 from support.programs import run
 from support.targets import truth
 
@@ -29,7 +26,6 @@ FUSING = {
 }
 """Machines with instructions that multiply and add with one rounding."""
 FUSED = re.compile(r"\bv?fn?m(add|sub|la|ls)\w*")
-OLD = ("x86_64-unknown-linux-gnu", "x86-64", "")
 POWER = ("powerpc64le-unknown-linux-gnu", "pwr8", "")
 MISSING = re.compile(r"__(?:extend|trunc)\w+|__gnu\w+")
 """Functions of a compiler's own library, which a process may lack."""
@@ -54,10 +50,9 @@ def test_instructions_fuse_no_product_and_call_no_missing_function(dtype, machin
     assert all(name in code for name in names) or dtype != "float16"
 
 
-@pytest.mark.parametrize("machine", [POWER, exhaustive(OLD)], ids=lambda machine: machine[0])
-def test_bfloat16_needs_no_instruction_of_its_own(machine):
-    assert not MISSING.search(assembly("bfloat16", machine))
-    assert MISSING.search(assembly("float16", machine))  # it is declined there
+def test_bfloat16_needs_no_instruction_of_its_own():
+    assert not MISSING.search(assembly("bfloat16", POWER))
+    assert MISSING.search(assembly("float16", POWER))  # it is declined there
 
 
 @pytest.mark.parametrize(
@@ -87,27 +82,6 @@ def test_float16_is_declined_without_an_instruction(triple, features, expected, 
     assert "instruction that converts float16" in dict(rope_xp.explain(x, x).declined)["llvm"]
     with pytest.warns(RuntimeWarning, match="instruction that converts float16"):
         rope_xp.RoPE().rotate(x.astype(np.float32), norm=(np.ones(x.shape[-1], x.dtype), 1e-6))
-
-
-def test_kernels_of_long_arrays_let_other_threads_run(threads):
-    """Python's lock is released. Calls of a token, of a microsecond, hold it."""
-    threads("1")
-    x, ticks, done = np.ones((1, 4096, 32, 128), np.float32), [], threading.Event()
-
-    def tick():
-        while not done.wait(1e-4):
-            ticks.append(time.perf_counter())
-
-    thread, during = threading.Thread(target=tick), 0
-    thread.start()
-    for _ in range(20):
-        start = time.perf_counter()
-        RoPE().rotate(x, out=x)
-        end = time.perf_counter()
-        during += sum(start < t < end for t in ticks)
-    done.set()
-    thread.join()
-    assert during >= 10
 
 
 COMPILE = """

@@ -1,19 +1,16 @@
 """Kernels on numpy's arrays: threads of rope_xp and of its callers."""
 
-import gc
 import importlib
 import os
 import threading
 import time
-import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from rope_xp_backends.cpu import threads as _threads
 from support.bits import same, sample
-from support.exhaustive import exhaustive
-from support.programs import printed, run
+from support.programs import printed
 from support.targets import truth
 
 import rope_xp
@@ -67,24 +64,6 @@ def test_an_exception_of_a_part_is_raised_when_no_part_runs(in_worker, threads):
     assert len(running) == 4
 
 
-def test_an_exception_of_a_part_keeps_no_array_alive(threads):
-    threads("3")
-    x = np.ones(3)
-    array = weakref.ref(x)
-
-    def work(start, stop, x=x):
-        raise KeyError(start)
-
-    gc.disable()
-    try:
-        with pytest.raises(KeyError):
-            _threads.run_in_parts(work, 3, 3)
-        del work, x
-        assert array() is None
-    finally:
-        gc.enable()
-
-
 @pytest.mark.parametrize("started", [0, 1])
 def test_parts_run_once_where_threads_cannot_start(path, started, threads, monkeypatch, rng):
     threads("4")
@@ -109,7 +88,7 @@ def test_parts_run_once_where_threads_cannot_start(path, started, threads, monke
 
 
 @pytest.mark.skipif(os.name != "posix", reason="this system sends no such signals")
-@pytest.mark.parametrize("kind", ["parts", "arrays", exhaustive("compiler")])
+@pytest.mark.parametrize("kind", ["parts", "arrays"])
 def test_handlers_that_raise_are_obeyed_when_no_part_runs(kind):
     if kind != "parts":
         pytest.importorskip("llvmlite")
@@ -134,27 +113,6 @@ def test_a_number_of_threads_that_is_not_positive_is_refused(path, number, threa
 
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-COUNT = """
-import os, sys, threading, time
-from rope_xp_backends.cpu import threads
-
-def count():
-    names = set()
-
-    def work(start, stop):
-        names.add(threading.current_thread().name)
-        time.sleep(0.1)  # so that no thread has time for two parts
-
-    threads.run_in_parts(work, 100, threads.limit())
-    return len(names)
-
-print(count(), flush=True)
-os.environ["OMP_NUM_THREADS"] = sys.argv[1]
-if os.fork() == 0:
-    print(count(), flush=True)
-    os._exit(0)
-os.wait()
-"""
 
 
 LIMITS = [("", "", CORES), ("1", "", 1), ("5", "", 5), (" 3,2,1", "", 3), ("1", "4", 4)]
@@ -169,13 +127,6 @@ def test_openmp_limits_threads_unless_our_own_variable_is_set(openmp, ours, expe
     _threads.limit.cache_clear()
     assert _threads.limit() == expected
     _threads.limit.cache_clear()
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_a_process_and_its_fork_start_as_many_threads_as_their_environment_names():
-    # Python 3.12 warns of every fork beside threads.
-    lines = run("-W", "ignore", "-c", COUNT, "3", OMP_NUM_THREADS="2", ROPE_XP_NUM_THREADS="")
-    assert lines.split() == ["2", "3"]
 
 
 def test_torch_limits_threads_for_tensors_whatever_openmp_says(monkeypatch):

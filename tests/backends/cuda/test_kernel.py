@@ -1,6 +1,5 @@
 """The kernel for GPUs on the CPU (support/cuda_on_cpu.py): every key, accesses and launches."""
 
-import math
 import mmap
 from dataclasses import replace
 from functools import partial
@@ -8,7 +7,6 @@ from functools import partial
 import ml_dtypes
 import numpy as np
 import pytest
-from rope_xp_backends.gpu import cuda_plan
 from rope_xp_backends.gpu.cuda_plan import COMPONENTS, COS_SIN, TABLE_LOOKUP, CudaKey
 from support import cuda_on_cpu
 from support.bits import same, sample
@@ -19,9 +17,7 @@ from support.targets import lent, numpy_dtype, truth
 import rope_xp
 from rope_xp import RoPE
 from rope_xp._arguments import parse
-from rope_xp._arguments.axes import parse_axes
-from rope_xp._core.call import UNKNOWN, RotationSpec
-from rope_xp._core.memory import StridedLayout
+from rope_xp._core.call import UNKNOWN
 
 POSITIONS = np.random.default_rng(0).integers(-70_000, 1 << 23, 21)
 POSITIONS[0] = 0
@@ -172,81 +168,6 @@ def test_norms_that_no_kernel_takes_are_refused_by_reason(rng):
     ):
         with pytest.raises(rope_xp.RopeError, match=reason):
             rope.rotate(y, POSITIONS, norm=norm)
-
-
-def check(rng, q, k, shape, axes=None):
-    positions = None if shape is None else rng.integers(0, 1 << 23, shape)
-    apply = partial(RoPE(layout="half").apply, q, k, positions, axes=axes)
-    same(apply(), truth(apply))
-
-
-# Shapes of q and k, axes, and the shape of positions.
-ONE_LAUNCH = [
-    ((2, 21, 6, 64), (2, 21, 2, 64), "bshd", None),
-    ((2, 6, 21, 64), (2, 2, 21, 64), "bhsd", None),
-    ((21, 2, 6, 64), (21, 2, 2, 64), "sbhd", None),
-    ((42, 6, 64), (42, 2, 64), "shd", None),
-    ((2, 21, 64), (2, 21, 64), "bsd", None),
-    ((2, 21, 6, 64), (2, 21, 2, 64), "bshd", (2, 21)),
-    ((4, 2, 21, 6, 64), (4, 2, 21, 2, 64), "xbshd", None),
-    ((4, 2, 21, 6, 64), (4, 2, 21, 2, 64), "xbshd", (4, 2, 21)),
-    ((256, 1, 6, 64), (256, 1, 2, 64), "bshd", (256, 1)),
-]
-
-
-@pytest.mark.parametrize(("q_shape", "k_shape", "axes", "positions"), ONE_LAUNCH)
-def test_one_launch_takes_q_and_k(q_shape, k_shape, axes, positions, rng):
-    check(rng, sample(rng, *q_shape), sample(rng, *k_shape), positions, axes)
-    assert len(cuda_on_cpu.PATH.ran) == 1
-
-
-@pytest.mark.parametrize("counted", [True, False])
-def test_batch_axes_that_do_not_fold_take_several_launches(counted, rng):
-    q = sample(rng, 3, 2, 4, 21, 5, 64)[:, ::-1, ::2, ::-1]
-    k = sample(rng, 3, 2, 2, 21, 2, 64)
-    check(rng, q, k, None if counted else (3, 1, 2, 21))
-    assert len(cuda_on_cpu.PATH.ran) > 1
-
-
-def test_rows_beyond_the_largest_grid_are_rotated(monkeypatch, rng):
-    monkeypatch.setattr(cuda_plan, "MAX_GRID_Y", 2)
-    cuda_plan.plan_steps.cache_clear()
-    x = sample(rng, 5, 7, 3, 8)
-    same(RoPE().rotate(x, POSITIONS[:7]), truth(RoPE().rotate, x, POSITIONS[:7]))
-    assert cuda_on_cpu.PATH.ran[0].grid == (1, 2)
-    cuda_plan.plan_steps.cache_clear()
-
-
-def step_of(tokens, heads, head_dim=128, axes="bshd"):
-    layouts = []
-    for n in heads:
-        sizes = {"b": 1, "s": tokens, "h": n, "d": head_dim}
-        shape = tuple(sizes[c] for c in axes)
-        strides = tuple(2 * math.prod(shape[i + 1 :]) for i in range(4))
-        layouts.append(StridedLayout(shape, strides))
-    spec = RotationSpec(parse_axes(axes, 4, "x"), "half", head_dim, 0, inverse=False)
-    job = cuda_plan.CudaJob("bfloat16", spec, (False, False), TABLE_LOOKUP, True, 16, 0, ())
-    (step,) = cuda_plan.plan_steps(job, (*layouts, *layouts), (StridedLayout((tokens,), (8,)),))
-    return step
-
-
-@pytest.mark.parametrize("axes", ["bshd", "bhsd"])
-def test_64_mib_fill_a_gpu_four_times(axes):
-    """The last blocks, which leave multiprocessors without work, are few beside the others."""
-    step = step_of(6554, (32, 8), axes=axes)
-    assert cuda_on_cpu.count_waves(math.prod(step.grid), math.prod(step.block)) >= 4
-
-
-@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
-@pytest.mark.parametrize("heads", [(32, 8), (28, 4), (16, 16), (71, 1), (8, 1), (1, 1)])
-def test_blocks_have_whole_warps_and_few_idle_lanes(heads, head_dim):
-    for tokens in (512, 65536):
-        grid, (x, y, z) = (step := step_of(tokens, heads, head_dim)).grid, step.block
-        assert x * y * z % 32 == 0
-        assert x * y * z <= cuda_plan.THREADS
-        assert (grid[0] - 1) * z < tokens <= grid[0] * z
-        turns = -(-sum(heads) // (2 * y))  # of two heads each
-        assert 2 * y * turns <= 1.25 * sum(heads)
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64"])

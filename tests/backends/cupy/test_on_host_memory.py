@@ -6,9 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from rope_xp_backends import gpu
 from rope_xp_backends.gpu import cuda
-from rope_xp_backends.gpu.cuda_plan import ARGUMENTS
 from support import cuda_on_cpu
 from support.bits import sample
 from support.equality import LAYOUTS
@@ -16,10 +14,8 @@ from support.slow_path import run_twice
 
 import rope_xp
 from rope_xp import RoPE
-from rope_xp._arguments import parse
 from rope_xp._core import caches
 from rope_xp._core.caches import TableCache
-from rope_xp._core.path import PathUnavailable
 from rope_xp._dispatch import backend as dispatch
 
 cupy = pytest.importorskip("cupy")
@@ -82,13 +78,6 @@ def test_norms_of_cached_calls_read_their_own_weights(host, rng):
             np.testing.assert_allclose(read(x), y, rtol=0, atol=2e-6)  # 2 ulp of what is below 8
 
 
-def fail_with(error):
-    def fail(*_):
-        raise error
-
-    return fail
-
-
 POSITIONS = np.array([0, 2047, 70_000, (1 << 31) - 1, -5])
 VIEWS = {
     "bshd": lambda x: x,
@@ -128,13 +117,6 @@ def test_calls_and_cached_calls_equal_numpy(host, layout, dtype, axes, rng, monk
                 assert type(g) is cupy.ndarray
                 np.testing.assert_array_equal(read(g), e)
     assert rope_xp.explain(*arrays(), POSITIONS, rope, axes=axes).path == "cuda"
-
-
-def test_results_lie_as_their_inputs_do(host, rng):
-    x = sample(rng, 2, 3, 4, 8)
-    turned = RoPE().rotate(on_host(x).transpose(0, 2, 1, 3), axes="bhsd")
-    assert turned.strides == x.transpose(0, 2, 1, 3).strides
-    np.testing.assert_array_equal(read(turned), RoPE().rotate(x.swapaxes(1, 2), axes="bhsd"))
 
 
 def test_tables_are_waited_for_once_so_that_any_stream_may_read_them(host):
@@ -184,52 +166,6 @@ def test_graphs_keep_the_tables_that_they_read(host, monkeypatch):
         assert len(caches.PINNED) == 3 + 1  # digits, and frequencies
 
 
-def test_a_kernel_that_fails_while_a_graph_is_captured_is_tried_again(host, monkeypatch):
-    x = on_host(np.ones((3, 2, 8), np.float32))
-    with monkeypatch.context() as patched:
-        patched.setattr(paths, "compile_kernel", fail_with(RuntimeError("not permitted here")))
-        patched.setattr(STREAM, "is_capturing", lambda: True)
-        patched.setattr(caches, "PINNED", {})
-        with pytest.raises(RuntimeError, match="not permitted"):
-            RoPE().rotate(x)
-    (path,) = glue.BACKEND.paths
-    path._kernels._compile = None  # what makes kernels was fetched while it was replaced
-    np.testing.assert_array_equal(read(RoPE().rotate(x)), RoPE().rotate(read(x)))
-
-
-def test_a_kernel_is_loaded_in_relaxed_mode(monkeypatch):
-    """In any other mode the driver refuses to load one while the thread captures a graph."""
-    modes, loaded_in = [0], []
-
-    def exchange(mode):
-        modes[0], mode._obj.value = mode._obj.value, modes[0]
-        return 0
-
-    def load(**_):
-        kernel = SimpleNamespace(kernel="loaded")
-        return SimpleNamespace(get_function=lambda _: loaded_in.append(modes[0]) or kernel)
-
-    driver = SimpleNamespace(cuThreadExchangeStreamCaptureMode=exchange)
-    monkeypatch.setattr(gpu.ctypes, "CDLL", lambda _: driver)
-    monkeypatch.setattr(cupy, "RawModule", load)
-    assert paths.compile_kernel((next(cuda_on_cpu.every_key()), 0)) == "loaded"
-    assert loaded_in == [2]
-    assert modes == [0]  # as it was before
-
-
-def test_launches_of_cupy_take_one_structure_by_value():
-    """A launch of no kernel gets as far as the driver, where there is none."""
-    if cupy.is_available():
-        pytest.skip("cupy finds a GPU, which would launch what is no kernel")
-    nothing = cupy.cuda.function.Function.__new__(cupy.cuda.function.Function)
-    words = np.zeros(ARGUMENTS.itemsize // 8, np.int64)
-    stream = SimpleNamespace(ptr=0)
-    with pytest.raises(TypeError, match="size one can be passed by value"):
-        nothing((1, 1), (1, 1, 1), (words,), 0, stream)
-    with pytest.raises(cupy.cuda.runtime.CUDARuntimeError, match="Driver"):
-        nothing((1, 1), (1, 1, 1), (words.view(ARGUMENTS),), 0, stream)
-
-
 def test_strided_components_are_declined_and_libraries_do_not_mix(host):
     x = on_host(np.ones((3, 2, 8), np.float32))
     wide = on_host(np.ones((3, 2, 16), np.float32))
@@ -240,24 +176,3 @@ def test_strided_components_are_declined_and_libraries_do_not_mix(host):
             RoPE().rotate(x, out=strided)
     with pytest.raises(TypeError, match="q is a numpy array and k a cupy array"):
         rope_xp.apply(read(x), x)
-
-
-class CompileException(Exception):  # noqa: N818  # as cupy calls its own
-    """Of no class that Python has."""
-
-
-@pytest.mark.parametrize(
-    "error", [RuntimeError("no libnvrtc"), CompileException("no cuda_fp16.h")], ids=repr
-)
-def test_a_kernel_that_cannot_be_compiled_is_warned_of_once(host, error, monkeypatch):
-    monkeypatch.setattr(paths, "compile_kernel", fail_with(error))
-    path, x = paths.Cuda(), on_host(np.ones((3, 2, 8), np.float32))
-    call = parse.rotate(RoPE(), x, None, None, None, False, None)
-    assert path.decline_reason(call, forced=False) is None
-    with (
-        pytest.warns(RuntimeWarning, match="goes on without a kernel of cupy.*no "),
-        pytest.raises(PathUnavailable, match="cannot compile its kernel: no "),
-    ):
-        path.run(call)
-    with pytest.raises(PathUnavailable, match="cannot compile its kernel: no "):
-        path.run(call)  # without another warning, which would be an error

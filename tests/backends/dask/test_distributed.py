@@ -1,6 +1,5 @@
 """dask.distributed: an array larger than a worker's memory passes through it chunk by chunk."""
 
-import importlib.util
 import pathlib
 
 import numpy as np
@@ -34,12 +33,6 @@ def spilled(dask_worker) -> int:
     return int(sum(n for key, n in metrics.items() if key[0] == "disk-write"))
 
 
-def has_kernel() -> bool:
-    from rope_xp_backends.cpu.launch import KERNELS
-
-    return bool(KERNELS._compiled)
-
-
 def rotated(chunks: int):
     x = da.ones((1, chunks * TOKENS, 8, 128), chunks=(1, TOKENS, 8, 128), dtype=np.float32)
     x = x.map_blocks(np.ascontiguousarray)  # a block of ones is a single one until it is copied
@@ -70,13 +63,10 @@ def test_arrays_larger_than_a_worker_pass_through_it_without_spilling(tmp_path):
         sums = rotated(CHUNKS).compute()
         peaks = client.run(read_memory, "VmHWM")
         written = client.run(spilled)
-        kernels = client.run(has_kernel)
     np.testing.assert_allclose(sums, 8 * 128, rtol=1e-6)
     assert sums.shape == (1, CHUNKS * TOKENS)
     for worker, peak in peaks.items():
         # Each of two threads holds a block and its rotation, and may wait for one to be freed.
-        print(f"{(peak - before[worker]) / CHUNK:.2f} chunks beyond {before[worker] / MIB:.0f} MiB")
         assert peak - before[worker] <= 2 * 3 * CHUNK
         assert peak < 0.7 * LIMIT
     assert not any(written.values())
-    assert all(kernels.values()) == (importlib.util.find_spec("llvmlite") is not None)

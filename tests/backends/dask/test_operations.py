@@ -10,7 +10,6 @@ from support.targets import ALL_FLOATS
 
 import rope_xp
 from rope_xp import RoPE, RopeError
-from rope_xp._arguments import parse
 
 dask = pytest.importorskip("dask")
 da = pytest.importorskip("dask.array", reason="dask or its arrays are not installed")
@@ -63,7 +62,7 @@ def test_positions_of_every_kind_and_chunk_equal_numpy(dtype):
             equal(RoPE().rotate(lazy, positions), RoPE().rotate(x, p))
 
 
-AXES = [("bhsd", (2, 4, 9, 8)), ("sbhd", (9, 2, 4, 8)), ("sxhbd", (9, 2, 3, 2, 8)), ("sd", (9, 8))]
+AXES = [("bhsd", (2, 4, 9, 8)), ("sxhbd", (9, 2, 3, 2, 8)), ("sd", (9, 8))]
 
 
 @pytest.mark.parametrize(("axes", "shape"), AXES)
@@ -99,8 +98,7 @@ def test_tables_of_any_chunks_equal_numpy():
     equal(rope_xp.apply_tables(lazy, *(da.from_array(t, chunks=2) for t in cos_sin)), expected)
 
 
-@pytest.mark.parametrize("kind", ["int32", "uint64", "float16", "float32", "float64"])
-@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize(("kind", "wide"), [("int32", False), ("uint64", True), ("float16", True)])
 def test_tables_have_the_chunks_of_their_positions(kind, wide):
     p, options = np.arange(30).reshape(2, 15).astype(kind), {"dtype": np.float64 if wide else None}
     for host, chunks in ((p, (1, 4)), (p[1, 4], ())):
@@ -109,32 +107,6 @@ def test_tables_have_the_chunks_of_their_positions(kind, wide):
         for got, expected in zip(*tables, strict=True):
             assert got.chunks == (*lazy.chunks, (4,))
             equal(got, expected)
-
-
-def test_positions_of_numpy_follow_a_block_to_its_library():
-    """To cupy in earnest, to torch here."""
-    torch = pytest.importorskip("torch", reason="torch is not installed")
-    from rope_xp_backends.dask import library, paths
-
-    x = sample(2, 9, 4, 8)
-    call = parse.rotate(RoPE(), x, np.arange(9), None, None, False, None)
-    source = library.remove_arrays(call.angles[0])
-    turn = partial(paths.rotate_block, call.spec, source, ((1,),))
-    got = turn(torch.from_numpy(x), np.arange(9))
-    np.testing.assert_array_equal(got.numpy(), RoPE().rotate(x))
-    with pytest.raises(TypeError, match="a block is a numpy array and its positions a torch array"):
-        turn(x, torch.arange(9))
-
-
-def test_the_path_blockwise_is_explained_and_forced_by_name():
-    x = sample(2, 9, 4, 8)
-    lazy = da.from_array(x, chunks=(1, 4, 2, 8))
-    assert str(rope_xp.explain(lazy, lazy)) == "dask: blockwise"
-    expected = RoPE().rotate(x)
-    with rope_xp.use_path("blockwise"):
-        equal(RoPE().rotate(lazy), expected)
-        with pytest.raises(RopeError, match="numpy arrays have only"):
-            RoPE().rotate(x)
 
 
 def test_positions_written_to_after_a_call_do_not_matter():
@@ -152,31 +124,13 @@ def tasks(*arrays):
 def test_a_call_adds_few_tasks_a_block_and_computes_nothing(head_dim):
     lazy = da.ones((2, 40, 4, 8), chunks=((1, 1), (7,) * 5 + (5,), (3, 1), head_dim))
     blocks = 2 * 6 * 2
-    kinds = [None, np.arange(40), list(range(40)), np.arange(40) / 3, da.arange(40, chunks=7)]
-    kinds += [da.arange(40, chunks=11), da.linspace(0, 1, 40, chunks=7)]
-    kinds += [da.zeros((2, 40), chunks=(1, 7), dtype=np.uint32)]
+    kinds = [None, np.arange(40) / 3, da.arange(40, chunks=11), da.zeros((2, 40), chunks=(1, 7))]
     with dask.config.set(scheduler=lambda *_, **__: pytest.fail("something was computed")):
         for p in kinds:
             new = tasks(*rope_xp.apply(lazy, lazy[..., :2, :], p)) - tasks(lazy, lazy[..., :2, :])
             merged = blocks * len(head_dim) // 2  # tasks that make head_dim whole, one a block
             assert new <= 6 * (blocks + blocks // 2) + merged
             assert tasks(RoPE().rotate(lazy, p)) <= (6 + len(head_dim) - 1) * blocks
-
-
-def test_the_plainest_call_adds_one_task_a_block():
-    lazy = da.ones((4, 40, 4, 8), chunks=(1, 10, 2, 8))
-    assert tasks(RoPE().rotate(lazy)) == tasks(lazy) + 32 + 4  # and one for each chunk of tokens
-    x = dask.optimize(RoPE().rotate(lazy, da.zeros((4, 40), chunks=(1, 10), dtype=int)))[0]
-    assert tasks(x) <= 2 * 32
-
-
-def test_equal_calls_alone_have_equal_names():
-    lazy = da.ones((2, 9, 4, 8), chunks=(1, 3, 4, 8))
-    kinds = [(base, p) for base in (1e4, 1e5) for p in (None, [3] * 9, None)]
-    names = [RoPE(base=base).rotate(lazy, p).name for base, p in kinds]
-    assert len(set(names)) == 4
-    assert names[0] == names[2]
-    assert names[0].startswith("rope-")
 
 
 def test_graphs_travel_without_tables():
@@ -196,6 +150,7 @@ def test_graphs_travel_without_tables():
 
 def test_bad_positions_of_the_host_are_refused_at_once():
     lazy = da.ones((2, 9, 4, 8), dtype=np.float32)
+    assert str(rope_xp.explain(lazy, lazy)) == "dask: blockwise"
     with pytest.raises(RopeError, match="for_length"):
         RoPE(scaling=rope_xp.scaling.DynamicNTK(2.0, 64)).rotate(lazy)
     with pytest.raises(RopeError, match="must lie between"):

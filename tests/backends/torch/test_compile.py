@@ -23,10 +23,6 @@ def options_inside(q, k, p):
     return rope_xp.apply(q, k, p, layout="half", base=5e5, scaling=Linear(2.0))
 
 
-def rope_outside(q, k, p, rope=RoPE(base=5e5, layout="half", scaling=Linear(2.0))):  # noqa: B008  # hashable
-    return rope.apply(q, k, p)
-
-
 def no_positions(q, k, p):
     return RoPE(layout="half").apply(q, k)
 
@@ -41,7 +37,7 @@ def norm_inside(q, k, p):
 
 @pytest.mark.parametrize(
     "function",
-    [options_inside, exhaustive(rope_outside), no_positions, numpy_positions, norm_inside],
+    [options_inside, no_positions, numpy_positions, norm_inside],
     ids=lambda f: f.__name__,
 )
 def test_compiled_calls_take_two_graphs_for_all_lengths_without_warnings(function):
@@ -135,7 +131,7 @@ class Layer(torch.nn.Module):
 
 
 @torch._dynamo.config.patch(recompile_limit=64)  # far more ropes than a model has
-@pytest.mark.parametrize(("dynamic", "every"), [(None, 4), exhaustive(True, 1)])
+@pytest.mark.parametrize(("dynamic", "every"), [(None, 4), exhaustive(True, 2)])
 def test_compiled_layers_keep_their_ropes_apart(dynamic, every):
     """One forward function, many ropes and sizes: numbers that Dynamo would make symbols of."""
     rule = Nested(Inner(factor=2.0), (1.0, 2.0, 4.0, 8.0))
@@ -155,22 +151,16 @@ def test_compiled_layers_keep_their_ropes_apart(dynamic, every):
                 same(compiled(x, p), layer(x, p))
 
 
-OUTSIDE = [torch.full((1,), -(2**31), dtype=torch.int32), exhaustive(torch.full((1,), 2.0**31))]
-OUTSIDE += [exhaustive(torch.tensor([2**31, -(2**63)]))]
-
-
-@pytest.mark.parametrize("outside", OUTSIDE, ids=str)
-def test_generated_code_gives_nan_out_of_range(outside):
+def test_generated_code_gives_nan_out_of_range():
     """In C++ abs of the most negative integer is undefined, and the compiler makes use of that."""
+    outside = torch.full((1,), -(2**31), dtype=torch.int32)
     cos, sin = torch.compile(lambda p: RoPE().cos_sin(p, 64), fullgraph=True)(outside)
     assert (cos.isnan() & sin.isnan()).all()
 
 
 @pytest.mark.covering
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"device": "cpu"}, {"device": torch.device("cpu"), "dtype": torch.float64}],
-    ids=str,
+    "options", [{}, {"device": torch.device("cpu"), "dtype": torch.float64}], ids=str
 )
 @pytest.mark.parametrize(
     "positions",
@@ -195,11 +185,9 @@ def test_compiled_tables_of_positions_of_every_kind_equal_eager_ones(positions, 
     [
         ("half", 2048, None, True),  # 2**18 numbers in both
         ("half", 2049, None, False),
-        exhaustive("interleaved", 128, None, True),
-        exhaustive("interleaved", 129, None, False),
-        exhaustive("interleaved_to_half", 129, None, False),
+        ("interleaved", 129, None, False),
         ("half", 2, {}, False),  # a graph for all lengths
-        exhaustive("half", 2, {"min": 2, "max": 2048}, True),
+        ("half", 2, {"min": 2, "max": 2048}, True),
         ("half", 2, {"min": 2, "max": 2049}, False),
     ],
 )
@@ -217,9 +205,8 @@ def test_rotations_known_to_be_small_are_left_to_the_compiler(layout, tokens, dy
     assert any("rope_xp.rotate_pair" in name for name in graph) is not fused
 
 
-@pytest.mark.parametrize("dtype", [exhaustive(torch.float32), torch.bfloat16])
-def test_small_rotations_in_generated_code_have_the_bits_of_eager_ones(dtype):
+def test_small_rotations_in_generated_code_have_the_bits_of_eager_ones():
     rope = RoPE(layout="half")
-    q, k = sample(2, 5, 4, 16, dtype=dtype), sample(2, 5, 2, 16, dtype=dtype)
+    q, k = (sample(2, 5, n, 16, dtype=torch.bfloat16) for n in (4, 2))
     got = torch.compile(rope.apply, fullgraph=True)(q, k, POSITIONS)
     same(got, rope.apply(q, k, POSITIONS))

@@ -1,7 +1,6 @@
 """torch's operators refuse arguments that would read or write outside of them."""
 
 import pytest
-from support.torch_op import same
 
 from rope_xp import QKNorm, RoPE, RopeError
 
@@ -79,23 +78,3 @@ def test_weights_that_learn_are_refused_with_out(rows, in_place):
             RoPE().apply(x, out[1] if in_place else x, norm=QKNorm(weight, weight), out=out)
     with torch.no_grad():
         RoPE().apply(x, out[1] if in_place else x, norm=QKNorm(weight, weight), out=out)
-
-
-def test_functional_tensors_after_cached_plain_ones_are_rotated():
-    x = torch.randn(1, 3, 2, 8)
-    expected = [RoPE().rotate(x) for _ in range(3)][-1]
-    functional = torch._to_functional_tensor(x.clone())
-    same(torch._from_functional_tensor(RoPE().rotate(functional)), expected)
-    for _ in range(3):
-        RoPE().rotate(x.clone(), out=(y := x.clone()))
-    RoPE().rotate(functional, out=functional)
-    torch._sync(functional)
-    same(torch._from_functional_tensor(functional), y)
-
-
-@pytest.mark.parametrize("positions", [[5], [5.5], [5, 6, 7]])
-def test_functional_positions_after_cached_plain_ones_are_taken(positions):
-    x = torch.randn(1, len(positions), 2, 8)
-    expected = [RoPE().rotate(x, torch.tensor(positions)) for _ in range(3)][-1]
-    functional = torch._to_functional_tensor(torch.tensor(positions))
-    same(torch._from_functional_tensor(RoPE().rotate(x, functional)), expected)

@@ -7,11 +7,10 @@ from support.targets import KERNELS, truth
 from support.torch_op import HALVES, POSITIONS, rotate, same, sample
 
 import rope_xp
-from rope_xp import QKNorm, RoPE, RopeError
+from rope_xp import RoPE, RopeError
 
 torch = pytest.importorskip("torch")
 
-from rope_xp_backends.torch import op  # noqa: E402  # it needs torch
 
 pytestmark = pytest.mark.usefixtures("_by_kernels")
 
@@ -50,44 +49,6 @@ def test_a_result_needs_a_gradient_where_its_input_does(call):
                 assert torch.autograd.grad(y.sum(), x, retain_graph=True)[0].any()
     with torch.no_grad():
         assert not any(y.requires_grad for y in CALLS[call](q.requires_grad_(), k, POSITIONS))
-
-
-def test_results_that_a_loss_does_not_use_are_not_rotated_back(monkeypatch):
-    """Neither in the first call of a kind nor in those that are cached."""
-    rotated = []
-    (device,) = {x.device.type for x in (sample(5, 2, 6), POSITIONS)}
-    run = op.RUNS[device]
-
-    def watched(out, arrays, *rest):
-        rotated.extend(x.shape for x in arrays)
-        return run(out, arrays, *rest)
-
-    monkeypatch.setitem(op.RUNS, device, watched)
-    for used in (0, 1, 0, 1):
-        both = [sample(5, n, 6, grad=True) for n in (2, 1)]
-        results = rope_xp.apply(*both, POSITIONS)
-        rotated.clear()
-        results[used].sum().backward()
-        assert rotated == [both[used].shape]
-        assert both[1 - used].grad is None
-        same(both[used].grad, rope_xp.RoPE().unrotate(torch.ones_like(both[used]), POSITIONS))
-
-    def loss(q, k):
-        return rope_xp.apply(q, k, POSITIONS)[0].sum()
-
-    rotated.clear()
-    gradients = torch.func.grad(loss, argnums=(0, 1))(*(x.detach() for x in both))
-    assert rotated == [x.shape for x in (*both, both[0])]
-    same(gradients[0], RoPE().unrotate(torch.ones_like(both[0]), POSITIONS))
-    assert not gradients[1].any()
-
-
-def test_second_derivatives_need_a_gradient_where_the_first_do():
-    q, k = (sample(5, n, 6, grad=True) for n in (2, 1))
-    results = rope_xp.apply(q, k, POSITIONS)
-    weights = [torch.ones_like(results[0]).requires_grad_(), torch.ones_like(results[1])]
-    gradients = torch.autograd.grad(results, (q, k), weights, create_graph=True)
-    assert [x.requires_grad for x in gradients] == [True, False]
 
 
 @pytest.mark.covering
@@ -178,15 +139,3 @@ def test_forward_derivatives_and_functionalize_take_plain_operations():
         hessian = torch.func.hessian(lambda x: rotate(x).pow(2).sum())(x[:, :1, :2])
         # cos**2 + sin**2, of tables within 3.4e-7 and twice over
         torch.testing.assert_close(hessian.reshape(10, 10), 2 * torch.eye(10), rtol=0, atol=3e-6)
-
-
-def test_batched_gradients_of_a_norm_equal_one_by_one():
-    x, weight = torch.randn(1, 3, 2, 8), torch.randn(8)
-
-    def rotate(x, weight):
-        return RoPE().apply(x, x, norm=QKNorm(weight, weight))[0]
-
-    jacobian = torch.autograd.functional.jacobian
-    expected = jacobian(rotate, (x, weight))
-    for got, value in zip(jacobian(rotate, (x, weight), vectorize=True), expected, strict=True):
-        torch.testing.assert_close(got, value)

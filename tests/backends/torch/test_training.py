@@ -3,7 +3,6 @@
 from functools import partial
 
 import pytest
-from support.programs import run as run_python
 
 from rope_xp import RoPE
 
@@ -107,53 +106,6 @@ def test_positions_written_over_before_backward_do_not_matter(kind, inference):
             positions.add_(1)
         y.sum().backward()
         assert torch.equal(x.grad, expected)
-
-
-SHARDED = """
-import copy
-import torch
-import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import checkpoint
-from backends.torch.test_training import Layer
-
-dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-mesh = init_device_mesh("cpu", (1,))
-
-
-class Model(torch.nn.ModuleList):
-    def forward(self, x, positions):
-        for layer in self:
-            x = checkpoint(layer, x, positions, use_reentrant=False)
-        return x
-
-
-torch.manual_seed(0)
-plain = Model(Layer() for _ in range(3))
-sharded, data = copy.deepcopy(plain), copy.deepcopy(plain)
-for module in (*sharded, sharded):
-    fully_shard(module, mesh=mesh)
-models = plain, sharded, DistributedDataParallel(data)
-for tokens in (16, 16, 24, 40):
-    x, losses = torch.randn(2, tokens, 32), []
-    for model in models:
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        loss = model(x, torch.arange(tokens)).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    assert max(losses) - min(losses) < 1e-6, losses
-dist.destroy_process_group()
-print("trained")
-"""
-
-
-@pytest.mark.exhaustive  # layers/test_torch.py shards a model in the short suite
-def test_fully_sharded_and_data_parallel_models_have_equal_losses():
-    assert run_python("-c", SHARDED) == "trained\n"
 
 
 @pytest.mark.exhaustive

@@ -125,18 +125,6 @@ def test_more_than_2_to_the_31_elements_are_rotated(axes):
     same(x.index_select(token, picked), expected)
 
 
-def test_gradients_equal_those_of_the_portable_path():
-    for layout in LAYOUTS:
-        rope = RoPE(layout=layout, rotary_dim=64)
-        q, k = (sample(2, 33, n, 128).requires_grad_() for n in (4, 2))
-        weights = [sample(*x.shape).flip(1) for x in (q, k)]
-
-        def gradients(rope=rope, x=(q, k), w=weights):
-            return torch.autograd.grad(rope.apply(*x), x, w)
-
-        same(gradients(), truth(gradients))
-
-
 @pytest.mark.unsanitized
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_compiled_calls_equal_the_portable_path(mode):

@@ -16,7 +16,6 @@ pytest.importorskip("triton")
 pytestmark = pytest.mark.usefixtures("small_heap")
 
 from rope_xp_backends.torch import private, tables  # noqa: E402  # they need torch
-from support.patched import replaced  # noqa: E402  # it needs torch
 
 
 @pytest.fixture
@@ -78,24 +77,6 @@ def test_graphs_keep_the_tables_that_they_read(call, again, read, monkeypatch):
         assert count_held(read[-1]) == 0  # nobody else keeps them
 
 
-def test_gradients_captured_by_themselves_keep_the_tables_of_the_forward_pass(read, monkeypatch):
-    with rope_xp.use_path("triton"):
-        loss = RoPE(base=9_999.0).rotate(torch.ones(5, 2, 8, requires_grad=True)).sum()
-        monkeypatch.setattr(private, "is_capturing", lambda _: True)
-        loss.backward()
-    del loss
-    assert count_held(read[-1]) == 3
-
-
-def test_a_graph_of_many_calls_keeps_tables_once(read, monkeypatch):
-    monkeypatch.setattr(private, "is_capturing", lambda _: True)
-    with rope_xp.use_path("triton"):
-        for _ in range(3):
-            forward(RoPE(base=9_999.0), torch.ones(5, 2, 8))
-            assert len(caches.PINNED) == 4  # three digits, and frequencies
-    rope_xp.clear_caches()
-
-
 def test_each_stream_that_reads_tables_is_told_to_the_allocator_once(monkeypatch):
     """Which then lends their memory to nobody before that stream is done."""
     stream = [1]
@@ -111,28 +92,3 @@ def test_each_stream_that_reads_tables_is_told_to_the_allocator_once(monkeypatch
         for part in digit_tables:
             tables.extend_lifetime(part)
     assert readers == [[1, 2]] * 8
-
-
-@pytest.mark.parametrize(
-    ("kind", "form", "columns", "bound"),
-    [
-        ("llama", "halves", 8, True),
-        ("gpt_oss", "pairs", 4, True),
-        ("cohere", "neighbours", 8, False),
-    ],
-)
-def test_tables_of_patched_models_are_read_where_they_lie(kind, form, columns, bound, compile_by):
-    """Those of neighbours are copied, as the kernel wants columns side by side."""
-    (_, ours), read = replaced(kind, form), []
-
-    def run(_grid, tensors, _numbers):
-        read.append((tensors[4].data_ptr(), tensors[5].data_ptr()))
-
-    compile_by(lambda _: run)
-    q, k = torch.ones(1, 4, 3, 8), torch.ones(1, 2, 3, 8)
-    with rope_xp.use_path("triton"), torch.inference_mode():
-        for call in range(4):
-            cos, sin = torch.rand(2, 1, 3, columns)
-            ours(q, k, cos, sin)
-            assert len(read) == call + 1
-            assert ((cos.data_ptr(), sin.data_ptr()) == read[-1]) is bound

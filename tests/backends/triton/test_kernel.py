@@ -3,18 +3,12 @@
 TRITON_INTERPRET=1 pytest -n 0 tests/backends/triton/test_kernel.py
 """
 
-import importlib
-
-import numpy as np
 import pytest
-from rope_xp_backends.gpu import triton_plan
 from rope_xp_backends.torch.library import Torch
 from support.equality import LAYOUTS
-from support.exhaustive import exhaustive
 from support.rules import Temperature
-from support.targets import INTERPRETED, truth
+from support.targets import truth
 from support.tensors import (
-    DEVICE,
     DTYPES,
     ON_A_GPU,
     POSITIONS,
@@ -38,7 +32,7 @@ pytestmark = [pytest.mark.usefixtures("_by_the_kernel"), pytest.mark.covering, *
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("head_dim", [2, 6, 80, 96, exhaustive(512), exhaustive(1024)])
+@pytest.mark.parametrize("head_dim", [2, 6, 80])
 def test_heads_of_every_width_equal_the_portable_path(head_dim, layout):
     for dtype in DTYPES:
         q, k = (sample(2, 5, n, head_dim, dtype=dtype, seed=n) for n in (3, 1))
@@ -47,7 +41,7 @@ def test_heads_of_every_width_equal_the_portable_path(head_dim, layout):
 
 @pytest.mark.usefixtures("_offsets")
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(("rotary_dim", "offset"), [(8, 0), (8, 16), (16, -16), (6, 5), (2, -2)])
+@pytest.mark.parametrize(("rotary_dim", "offset"), [(8, 16), (6, 5), (2, -2)])
 def test_slices_equal_the_portable_path(rotary_dim, offset, layout):
     for head_dim in (24, 37):
         rope = RoPE(layout=layout, rotary_dim=rotary_dim, rotary_offset=offset)
@@ -92,15 +86,6 @@ def test_norms_are_within_two_ulp(rotary_dim, offset, count, layout):
                 assert ((x.to(y.dtype) - y).abs() <= bound).all()
 
 
-def test_q_in_place_and_k_not_equals_the_portable_path():
-    rope = RoPE(rotary_dim=4, layout="interleaved_to_half")
-    q, k, other = sample(2, 5, 4, 8), sample(2, 5, 2, 8), torch.zeros(2, 5, 2, 8, device=DEVICE)
-    expected = right(rotation(rope, POSITIONS), q, k)
-    rope.apply(q, k, POSITIONS, out=(q, other))
-    same(q, expected[0])
-    same(other, expected[1])
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_zeros_have_the_sign_of_the_portable_path(layout):
     """Also where the angle is zero, and turned back; Triton takes -x for 0 - x."""
@@ -115,32 +100,6 @@ def test_zeros_have_the_sign_of_the_portable_path(layout):
             assert torch.equal(got.signbit(), expected.signbit())
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="only the interpreter tells what is written")
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_components_beside_a_slice_are_written_to_new_memory_alone(layout, monkeypatch):
-    """One array in place and one not: the same launch copies for one and not for the other."""
-    interpreter = importlib.import_module("triton.runtime.interpreter").InterpreterBuilder
-    store, addresses = interpreter.create_masked_store, set()
-
-    def watched(self, pointers, value, mask, *hints):
-        addresses.update(pointers.data[mask.data.astype(bool)].tolist())
-        return store(self, pointers, value, mask, *hints)
-
-    monkeypatch.setattr(interpreter, "create_masked_store", watched)
-    rope = RoPE(layout=layout, rotary_dim=4, rotary_offset=1)
-    for in_place in ((True, False), (False, True), (True, True), (False, False)):
-        arrays = sample(2, 5, 4, 8), sample(2, 5, 3, 8, seed=1)
-        pairs = zip(arrays, in_place, strict=True)
-        out = tuple(x if own else torch.empty_like(x) for x, own in pairs)
-        addresses.clear()
-        rope.apply(*arrays, POSITIONS, out=out)
-        expected = set()
-        for y, own in zip(out, in_place, strict=True):
-            every = y.data_ptr() + 4 * np.arange(y.numel()).reshape(y.shape)
-            expected.update((every[..., 1:5] if own else every).ravel().tolist())
-        assert addresses == expected
-
-
 def test_parts_of_a_projection_in_place_leave_the_rest():
     for layout in LAYOUTS:
         qkv = sample(2, 5, (4 + 2 + 2) * 16)
@@ -151,7 +110,7 @@ def test_parts_of_a_projection_in_place_leave_the_rest():
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("start", [1, 2, 3, 4])
+@pytest.mark.parametrize("start", [1, 2, 4])
 def test_rows_at_any_address_leave_their_neighbours(start, dtype):
     """Which no access of 16 bytes can read."""
     for layout in LAYOUTS:
@@ -179,55 +138,6 @@ def test_views_of_every_kind_equal_copies(view):
     same(RoPE().rotate(x, POSITIONS), right(rotation(RoPE(), POSITIONS), x.contiguous()))
 
 
-@pytest.mark.parametrize("heads", [(1, 1), (9, 3), *map(exhaustive, [(33, 1), (28, 4), (71, 1)])])
-def test_any_number_of_heads_equals_the_portable_path(heads):
-    for tokens in (1, 9):
-        for batch in (1, 2):
-            q, k = (sample(batch, tokens, n, 8, seed=n) for n in heads)
-            check(rotation(RoPE(), POSITIONS[-tokens:] if tokens == 1 else None), q, k)
-
-
-TUNED = [
-    *map(exhaustive, [{"TILES": 2, "BARRIER": 0}, {"TILES": 3}]),
-    {"BARRIER": 0, "EVICT_FIRST": 0},
-]
-
-
-@pytest.mark.parametrize("constants", TUNED, ids=str)
-def test_tuned_constants_give_the_same_bits(constants, monkeypatch):
-    """Also where a program has tiles behind the last row, and in place."""
-    for name, value in constants.items():
-        monkeypatch.setattr(triton_plan, name, value)
-    for layout in LAYOUTS:
-        rope = RoPE(layout=layout, rotary_dim=16, rotary_offset=4)
-        q, k = sample(2, 19, 5, 24), sample(2, 19, 2, 24, seed=1)
-        check(rotation(rope, None), q, k)
-        check(rotation(rope, np.arange(38).reshape(2, 19) * 70_000), q, k)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")  # numpy's, of infinities
-def test_all_numbers_of_float16_equal_the_portable_path():
-    x = tensor(np.arange(1 << 16).astype(np.int16), torch.int16).view(torch.float16)
-    for layout in LAYOUTS:
-        check(rotation(RoPE(layout=layout), 70_000 + np.arange(512), "shd"), x.view(512, 1, 128))
-
-
-@pytest.mark.usefixtures("_offsets")
-@pytest.mark.parametrize("shape", [(7,), (3, 7), (1, 7), (3, 1)])
-@pytest.mark.parametrize("axes", ["bshd", "bhsd", "sbhd", "hbsd", "hsbd"])
-def test_positions_of_every_shape_equal_the_portable_path_for_all_axes(axes, shape):
-    sizes = {"b": 3, "s": 7, "h": 5, "d": 8}
-    positions = anywhere(shape)
-    q = sample(*(sizes[n] for n in axes))
-    k = sample(*(sizes[n] if n != "h" else 2 for n in axes), seed=1)
-    check(rotation(RoPE(), positions, axes), q, k)
-    if axes == "bshd":
-        check(rotation(RoPE(), positions.int()), q, k)
-    if shape == (7,):
-        check(rotation(RoPE(), None, axes), q, k)
-
-
 def test_positions_out_of_range_give_nan(monkeypatch):
     """As on a GPU, where nobody reads them before the kernel does."""
     monkeypatch.setattr(Torch, "host_view", lambda *_: None)
@@ -251,36 +161,6 @@ def test_several_batch_axes_equal_the_portable_path(folds):
         check(rotation(RoPE(), positions, "xybshd"), x)
         tables = RoPE().cos_sin(positions, 8)
         check(lambda x, out=None, t=tables: rope_xp.apply_tables(x, *t, axes="xybshd", out=out), x)
-
-
-@pytest.mark.parametrize("shape", [(5,), (2, 5), (1, 5), (2, 1)])
-def test_tables_of_any_strides_equal_the_portable_path(shape):
-    for dtype, layout in zip(DTYPES, (*LAYOUTS, "half"), strict=True):
-        x = sample(2, 5, 3, 21, dtype=dtype)
-        cos, sin = (sample(*shape, 5, dtype=dtype, seed=i) for i in (1, 2))
-        bent = cos.mT.contiguous().mT if cos.ndim > 1 else cos
-        for tables in ((cos, sin), (bent, sin), (bent, bent)):
-
-            def rotate(x, out=None, tables=tables, layout=layout):
-                cos, sin = (t.to(x.dtype) for t in tables)
-                return rope_xp.apply_tables(x, cos, sin, layout=layout, rotary_offset=7, out=out)
-
-            check(rotate, x)
-
-
-@pytest.mark.usefixtures("_offsets")
-@pytest.mark.parametrize(
-    ("axes", "shape"), [("bshd", (5,)), ("hbsd", (2, 5)), ("bshd", (1, 5)), ("sbhd", (2, 1))]
-)
-def test_position_components_equal_the_portable_path(axes, shape):
-    sizes = {"b": 2, "s": 5, "h": 3, "d": 24}
-    x = sample(*(sizes[n] for n in axes))
-    positions = anywhere((3, *shape))
-    positions[1] = -positions[1]
-    for layout, read in (("half", (0, 0, 0, 0, 1, 1, 1, 1, 2, 2)), ("interleaved", (2, 1, 0) * 3)):
-        rope = RoPE(layout=layout, position_axes=read, rotary_dim=2 * len(read))
-        check(rotation(rope, positions, axes), x)
-        check(rotation(rope, positions.int(), axes), x, x.clone())
 
 
 def test_components_under_vmap_gradients_and_factors_equal_the_portable_path():

@@ -36,7 +36,7 @@ def table_error(positions, frequencies, axes, double):
 def looked_up(rope, head_dim, positions, double):
     """Return cos, sin and how far off they may be, without the attention factor."""
     r = rope.rotary_dim or head_dim
-    turned = oracle.frequencies(rope.base, r, None)
+    turned = oracle.series(rope.base, r)
     if rope.scaling is not None:
         # The float64 numbers of a rule are its frequencies by definition. They have a test.
         turned = rope.frequencies(head_dim).astype(WIDE)
