@@ -51,8 +51,8 @@ class Triton(Path):
 
     def specialize(self, call: Call, signature: CallSignature, results: Tensors) -> Any:
         source = call.angles[0]
-        if isinstance(source, TableLookup) and source.tables.low.dtype == torch.float64:
-            return None  # its angles are computed before the launch
+        if isinstance(source, TableLookup) and not _is_looked_up_in_kernel(source):
+            return None
         launch = _specialize(call, signature, results, gpu.prepare_triton_launch)
         return None if launch is None else guard_overlap(launch, call.backend.are_disjoint)
 
@@ -96,6 +96,11 @@ def _call_operator(call: Call, **support: bool) -> Tensors:
         else:
             results += op.apply_op(part.arrays, op_args)
     return call.out or results
+
+
+def _is_looked_up_in_kernel(source: TableLookup) -> bool:
+    """Return whether Triton's kernel computes angles, and not portable.for_kernel before it."""
+    return source.part is None and source.tables.low.dtype == torch.float32
 
 
 # --- cached calls --------------------------------------------------------------------------------
