@@ -42,7 +42,7 @@ def test_every_scaling_is_saved_and_loaded(rope):
     assert repr(loaded.rope) == repr(rope)
 
 
-@pytest.mark.parametrize("name", ["slice", "sections"])
+@pytest.mark.parametrize("name", ["sections"])
 def test_functional_model_is_saved_and_loaded(name, tmp_path):
     rope = ROPES[name]
     q, k, positions = inputs(KERAS, rope)
@@ -84,7 +84,7 @@ def test_loaded_model_predicts_as_before_it_was_saved(tmp_path):
     np.testing.assert_array_equal(ours, theirs)
 
 
-@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "float16"])
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "float16"])
 def test_policies_cast_neither_arrays_nor_positions(policy):
     rope = ROPES["half"]
     q, k, _ = inputs(KERAS, rope)

@@ -31,17 +31,6 @@ def some_tokens(length=40, batch=2):
     return torch.randint(len(ALPHABET), (batch, length), generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.exhaustive
-def test_text_is_large_and_nothing_held_out_is_in_it():
-    train, held_out = ("".join(ALPHABET[i] for i in tokens) for tokens in tiny_shared.text())
-    assert len(train) > 500_000
-    assert len(held_out) > 50_000
-    paragraphs = [part for part in held_out.split("\n\n") if len(part) > 60]
-    shared = [part for part in paragraphs if part in train]
-    assert len(paragraphs) > 200
-    assert len(shared) < 0.02 * len(paragraphs), shared
-
-
 @every_combination
 def test_no_token_sees_a_later_one(attention, encoding):
     config = Config(attention, encoding, **SMALL)

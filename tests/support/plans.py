@@ -1,7 +1,5 @@
 """Compare ``rope_xp.plan`` with what models of the installed transformers do to q and k.
 
-    python tests/support/plans.py [DIRECTORY ...]    # a table of what differs, and the counts
-
 A model runs on the meta device with few layers: an attention function of ours records heads and
 scales, hooks record norms, and the model's functions that rotate record what they are called with.
 """
@@ -15,11 +13,7 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
-
-if __name__ == "__main__":  # a program finds its neighbours, and not the package that they are in
-    sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
 
@@ -370,21 +364,3 @@ def survey(directory: str) -> Iterator[tuple[str, list[str] | str]]:
                 yield name, f"no plan: {error}"
             except (*ERRORS, NotImplementedError) as error:
                 yield name, f"does not run: {error!r}"[:200]
-
-
-def main() -> int:
-    different = equal = 0
-    for directory in sys.argv[1:] or census.list_directories():
-        for name, result in survey(directory):
-            equal += result == []
-            if result:
-                different += isinstance(result, list)
-                text = result if isinstance(result, str) else "\n  ".join(["", *result[:4]])
-                print(name, text, flush=True)
-    print(f"{equal} equal, {different} different")
-    return int(bool(different))
-
-
-if __name__ == "__main__":
-    transformers.logging.set_verbosity_error()
-    sys.exit(main())

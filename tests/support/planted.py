@@ -166,8 +166,8 @@ def fault(name, message, rotate, rotate_k=None, **options):
 error, another = partial(fault, outcome="error"), partial(fault, outcome="another")
 
 
-def rounded(dtype, name):
-    to = cast(dtype)
+def rounded():
+    to, name = cast(ml_dtypes.bfloat16), "bfloat16"
     faults = [
         ("cos and sin are rounded to", {"tables": lambda cos, sin: (to(cos), to(sin))}),
         ("frequencies are rounded to", {"frequencies": to}),
@@ -218,7 +218,7 @@ FAULTS = [
           partial(by_hand, frequencies=lambda w: w * (1 + 0.1 * np.sin(np.arange(len(w)) + 1)))),
     another("positions refused", "from 2048 on are rejected", refuse_large),
     # Angles.
-    *rounded(ml_dtypes.bfloat16, "bfloat16"), *rounded(np.float16, "float16"),
+    *rounded(),
     fault("TF32 product", "angles are computed in TF32",
           partial(by_hand, product=lambda p, w: cast_to_tf32(p) * cast_to_tf32(w))),
     fault("positions off by one", "are off by +1", lambda x, p: right(x, p + 1)),

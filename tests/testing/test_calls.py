@@ -85,20 +85,6 @@ def test_function_in_place_passes():
     assert identify(function, HEAD_DIM).faults == ()
 
 
-def test_a_batch_that_decodes_is_called() -> None:
-    """As mlx#3494: one token of each sequence takes the position of the first."""
-
-    def function(q: Any, k: Any, positions: Any) -> Any:
-        if positions.ndim != 2:
-            raise ValueError("positions must be (batch, tokens)")
-        if q.shape[2] == 1:
-            positions = np.broadcast_to(positions[:1], positions.shape)
-        return rotate(q, k, positions)
-
-    with pytest.raises(AssertionError, match="position 131071, that of batch entry 0"):
-        assert_rotates(function, ROPE, HEAD_DIM)
-
-
 def test_calls_have_as_few_tokens_as_asked_for() -> None:
     sizes = []
 
