@@ -1,7 +1,13 @@
 """What .ci/run reads built pages with notices whatever a browser would fetch from a network."""
 
+import sys
+from pathlib import Path
+
 import pytest
-from support import check_html
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "docs" / "tools"))
+
+import check_html  # its folder was put on the path above
 
 AFAR = "https://cdn.example.org/x"
 CASES = [
