@@ -109,7 +109,7 @@ def test_layers_without_attention_are_not_guessed() -> None:
             with pytest.raises(RopeConfigError, match="|".join((*keys, "mrope_section"))):
                 rope_xp.plan(config)
             refused += 1
-    assert refused > 10
+    assert refused > 5
 
 
 def test_lists_of_layers_must_fit() -> None:
