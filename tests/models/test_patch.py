@@ -113,18 +113,6 @@ def test_patched_model_at_far_positions_is_nearer_to_the_truth(monkeypatch):
     assert theirs > 50 * ours
 
 
-def test_patched_model_in_float64_has_tables_in_float64():
-    model = make("llama")
-    single, before = logits(model), logits(model.double())
-    double = logits(patch(model))
-    torch.testing.assert_close(double, before, rtol=0, atol=LOGITS)  # its frequencies are float32
-    cos, _ = model.model.rotary_emb(torch.zeros(1, dtype=torch.float64), torch.arange(9)[None])
-    angles = torch.arange(9)[:, None] * 1e4 ** -(torch.arange(0, 16, 2) / 16).double()
-    # float64 angles below 9, and cos
-    torch.testing.assert_close(cos[0, :, :8], angles.cos(), rtol=0, atol=4e-15)
-    assert (double - single).abs().max() < LOGITS
-
-
 def test_replacement_with_unusual_arguments_calls_the_models_function_in_the_dtype_of_q():
     function, ours = replaced("deepseek_v3", "halves", "apply_rotary_pos_emb_interleave")
     q, tables = torch.randn(2, 3, 5, 8).bfloat16(), torch.randn(2, 2, 5, 8)
