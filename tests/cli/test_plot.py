@@ -77,10 +77,7 @@ def test_errors_of_plot_are_one_line(tmp_path, monkeypatch, capsys, kind, argume
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        *([], ["growth"], ["decay", "--base", "nan"], ["decay", "--distance", "0"]),
-    ],
+    "arguments", [[], ["growth"], ["decay", "--base", "nan"], ["decay", "--distance", "0"]]
 )
 def test_arguments_that_plot_does_not_take_print_the_usage(arguments, capsys):
     with pytest.raises(SystemExit) as stop:
