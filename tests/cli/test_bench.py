@@ -5,10 +5,6 @@ import json
 import sys
 from unittest.mock import Mock
 
-import numpy as np
-import pytest
-from support.targets import numpy_dtype
-
 from rope_xp import __main__ as cli
 from rope_xp._bench import clock, inputs, targets
 from rope_xp._cli import bench
@@ -20,14 +16,6 @@ def test_bench_figures_are_medians_of_turns():
     ours, others = [2.0, 1.0, 4.0], [6.0, 1.0, 2.0]
     assert clock.times_as_fast(ours, others) == clock.Spread(1.0, 0.5, 3.0)
     assert str(clock.Spread(0.4567, 12.34, 1234.5)) == "0.46 [12.3, 1234]"
-
-
-def test_clock_times_each_action_in_each_turn():
-    called = []
-    actions = [lambda i=i: called.append(i) or () for i in range(3)]
-    times = clock.turns_of_seconds(targets.find("numpy:cpu"), 4, *actions)
-    assert [len(seconds) for seconds in times] == [4, 4, 4]
-    assert sorted(called) == sorted([0, 1, 2] * 5)  # the first to warm up
 
 
 def test_bench_as_json_lists_spreads_of_each_target(capsys):
@@ -70,23 +58,6 @@ def test_bench_says_first_which_packages_are_missing(monkeypatch, capsys):
     ]
     assert any("numpy:cpu  float32" in line for line in lines[3:])
     assert not any("bfloat16" in line for line in lines[3:])
-
-
-def test_bench_of_torch_in_bfloat16_needs_no_ml_dtypes(monkeypatch):
-    torch = pytest.importorskip("torch")
-    bfloat16 = numpy_dtype("bfloat16")
-    plain = inputs.case("numpy:cpu", 5)
-    inputs.case.cache_clear()
-    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
-    case = inputs.case("torch:cpu", 5, dtype="bfloat16")
-    assert case.q.dtype == torch.bfloat16
-    for x, rounded in zip(plain[1:3], case[1:3], strict=True):
-        expected = x.astype(bfloat16).view(np.int16)
-        np.testing.assert_array_equal(rounded.view(torch.int16).numpy(), expected)
-    with pytest.raises(
-        inputs.CannotMeasure, match="^ml_dtypes is not installed .pip install ml_dtypes"
-    ):
-        inputs.case("numpy:cpu", 5, dtype="bfloat16")
 
 
 def test_bench_goes_on_where_a_library_breaks(monkeypatch, capsys):

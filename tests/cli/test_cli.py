@@ -18,7 +18,6 @@ from rope_xp import __main__ as cli
 from rope_xp._bench import formulas, targets
 from rope_xp._cli import demo
 from rope_xp._dispatch import find
-from rope_xp._dispatch.find import Library
 
 FEW = ["demo", "--tokens", "8", "--repeat", "1"]
 
@@ -96,19 +95,6 @@ def test_demo_fails_where_numbers_are_wrong_or_a_library_breaks(
     monkeypatch.setattr(demo, name, stand_in)
     assert cli.main([*FEW, "--backend", "numpy"]) == 1
     assert f"PROBLEM: numpy:cpu {problem}" in capsys.readouterr().out
-
-
-def test_demo_fails_where_a_named_library_is_missing(monkeypatch, capsys):
-    row = Library("no_such_library", (("A", find.libraries[0].load),), "torch", ())
-    monkeypatch.setattr(find, "libraries", (find.libraries[0], row))
-    monkeypatch.setattr(targets, "ALL_NAMES", ("numpy:cpu", "no_such_library:cpu"))
-    reason = "not installed (pip install torch)"
-    assert cli.main(FEW) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == f"no_such_library: {reason}"
-    assert cli.main([*FEW, "--backend", "no_such_library"]) == 1
-    printed = " ".join(capsys.readouterr().out.split())
-    problem = f"PROBLEM: no_such_library did not run: {reason}"
-    assert printed == f"No library ran. {problem}"
 
 
 @pytest.mark.parametrize("arguments", [[], ["dance"], ["demo", "--tokens", "0"]])

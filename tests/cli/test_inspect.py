@@ -2,12 +2,11 @@
 
 import json
 import math
-import sys
 
 import numpy as np
 import pytest
 from support import inspected
-from support.inspected import CONFIGS, LLAMA, UNCLEAR
+from support.inspected import CONFIGS, UNCLEAR
 
 from rope_xp import RoPE, scaling
 from rope_xp import __main__ as cli
@@ -20,16 +19,6 @@ def waves(base, r):
     return 2 * np.pi * base ** (2 * np.arange(r // 2) / r)
 
 
-def yarn_waves():
-    plain = waves(1e4, 64)
-    low, high = (
-        rounded(32 * math.log(4096 / (2 * math.pi * turns)) / math.log(1e4))
-        for rounded, turns in ((math.floor, 32), (math.ceil, 1))
-    )
-    ramp = np.clip((np.arange(32) - low) / (high - low), 0, 1)
-    return 1 / ((1 - ramp) / plain + ramp / (40 * plain))
-
-
 PHI3 = CONFIGS["phi_3_mini_128k"]["rope_scaling"]
 SHORT, LONG = (waves(1e4, 96) * PHI3[key] for key in ("short_factor", "long_factor"))
 STANDING = np.where(np.arange(256) < 64, waves(1e6, 512), np.inf)
@@ -38,11 +27,7 @@ NUMBERS = {
     "phi_3_mini_128k at 4097": [{4097: LONG}],
     # At its trained length and beyond.
     "dynamic": [{2048: waves(1e4, 64), 4096: waves(1e4 * 5 ** (64 / 62), 64)}],
-    "gemma_3_4b": [{None: 8 * waves(1e6, 256)}, {None: waves(1e4, 256)}],
     "gemma4": [{None: STANDING}, {None: waves(1e4, 256)}],
-    "deepseek_v3": [{None: yarn_waves()}],
-    "qwen2_vl_7b": [{None: waves(1e6, 128)}],
-    "neox": [{None: waves(1e4, 24)}],
     "beam": [{}, {None: waves(1e4, 64)}],  # full attention has no positions
 }
 """Tokens of a turn for each type of layer, and for each length at which they are shown."""
@@ -155,23 +140,9 @@ def test_drawn_wavelengths_are_those_of_the_ropes():
     assert texts == ["original, 100 tokens", "extended, 4000 tokens"]
 
 
-@pytest.mark.parametrize(
-    ("config", "name", "message"),
-    [
-        (LLAMA, "", "need matplotlib (pip install matplotlib)"),
-        (UNCLEAR, "picture.png", "does not state head_dim"),
-        (LLAMA, "picture.tune", "Format 'tune' is not supported"),
-        (LLAMA, "nowhere/picture.png", "No such file or directory"),
-    ],
-)
-def test_picture_that_cannot_be_drawn_is_an_error(
-    tmp_path, monkeypatch, capsys, config, name, message
-):
-    if name:
-        pytest.importorskip("matplotlib")
-    else:
-        monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    status, picture = draw(tmp_path, config, name or "picture.png")
+def test_picture_of_a_configuration_without_sizes_is_an_error(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    status, picture = draw(tmp_path, UNCLEAR, "picture.png")
     printed = capsys.readouterr()
     assert (status, picture.exists(), printed.out) == (1, False, "")
-    assert message in printed.err
+    assert "does not state head_dim" in printed.err

@@ -40,33 +40,20 @@ def read_failure(capsys, *arguments):
 def test_plot_of_each_kind_writes_a_picture(tmp_path, monkeypatch, capsys, kind):
     pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
-    bases = ["--base", "1e4", "5e5", "1e6"]
-    assert main(kind, *bases, "--distance", "300", "-o", "one.svg") == 0
-    assert capsys.readouterr().out == "one.svg\n"
+    bases = ["--base", "1e4", "5e5", "1e6", "--distance", "300"]
+    assert main(kind, *bases, "-o", "one.svg") == main(kind, *bases) == 0
+    assert capsys.readouterr().out.split() == ["one.svg", f"{kind}.png"]
+    assert Path(f"{kind}.png").read_bytes().startswith(b"\x89PNG\r\n")
     text = Path("one.svg").read_text("utf-8")
     assert "<text" in text  # words are no outlines
     assert "#ffffff" not in text  # nor is there a background
     if kind == "decay":
-        assert main(kind, *bases, "--distance", "300", "--out", "other.svg") == 0
+        assert main(kind, *bases, "--out", "other.svg") == 0
         assert Path("other.svg").read_text("utf-8") == text
         assert "<dc:date" not in text
 
 
-def test_plot_names_its_file_as_it_is_told(tmp_path, monkeypatch, capsys):
-    pytest.importorskip("matplotlib")
-    monkeypatch.chdir(tmp_path)
-    few = ["decay", "--head-dim", "16", "--distance", "1"]
-    assert main(*few) == main(*few, "--out", "bound") == main(*few, "--out", "bound.pdf") == 0
-    assert capsys.readouterr().out.split() == ["decay.png", "bound.png", "bound.pdf"]
-    assert Path("decay.png").read_bytes() == Path("bound.png").read_bytes()
-    assert Path("decay.png").read_bytes().startswith(b"\x89PNG\r\n")
-    assert Path("bound.pdf").read_bytes().startswith(b"%PDF")
-
-
 # --- errors --------------------------------------------------------------------------------------
-
-
-BASES_OF_SIX = ["1e2", "1e3", "1e4", "1e5", "1e6", "1e7"]
 
 
 @pytest.mark.parametrize(
@@ -74,12 +61,9 @@ BASES_OF_SIX = ["1e2", "1e3", "1e4", "1e5", "1e6", "1e7"]
     [
         ("decay", ["--out", "nowhere/picture.png"], "nowhere/picture.png: No such file or"),
         ("decay", ["--out", "picture.tune"], "Format 'tune' is not supported"),
-        ("decay", ["--head-dim", "7"], "head_dim is 7, an odd number"),
         ("decay", ["--out", "."], "--out . names no file; pass a name such as decay.png"),
         ("decay", ["--distance", "1000000000000"], "--distance 1000000000000 is too far"),
-        ("decay", ["--base", *BASES_OF_SIX], "at most 5 values"),
         ("accuracy", ["--distance", "10000001"], "up to position 10000000; got 10000001"),
-        ("accuracy", ["--base", "0.5"], "bases from 1; got base 0.5"),
         ("decay", [], "need matplotlib (pip install matplotlib)"),
     ],
 )
@@ -93,12 +77,7 @@ def test_errors_of_plot_are_one_line(tmp_path, monkeypatch, capsys, kind, argume
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        *([], ["growth"], ["decay", "--base", "0"], ["decay", "--base", "inf"]),
-        *(["decay", "--base", "nan"], ["decay", "--base"], ["decay", "--distance", "0"]),
-        ["--base", "1e4", "decay"],
-    ],
+    "arguments", [[], ["growth"], ["decay", "--base", "nan"], ["decay", "--distance", "0"]]
 )
 def test_arguments_that_plot_does_not_take_print_the_usage(arguments, capsys):
     with pytest.raises(SystemExit) as stop:
@@ -146,17 +125,3 @@ def test_drawn_scores_are_those_of_the_analysis(axes):
     for line, rope in zip((first, second), BASES.values(), strict=True):
         expected = analysis.score_curve(rope, 128, np.arange(1, 21)) / 128
         np.testing.assert_allclose(line.get_ydata()[:20], expected, rtol=0, atol=1e-15)
-
-
-def test_drawn_accuracy_is_that_of_the_page(axes):
-    plot.draw_accuracy(axes, BASES, 128, 1_000_000)
-    usual, ours = axes.get_lines()[:2], axes.get_lines()[2:]
-    assert [line.get_label() for line in usual] == [f"float32 product, {name}" for name in BASES]
-    assert [line.get_label() for line in ours] == [f"rope_xp, {name}" for name in BASES]
-    for line in usual:
-        x, y = line.get_data()
-        assert (x[0], x[-1]) == (1, 1_000_000)
-        assert 0.01 < y[-1] < 0.1  # docs/accuracy.md
-    for line in ours:
-        assert 0 < line.get_ydata().min() <= line.get_ydata().max() < 2.4e-7  # RoPE.cos_sin
-    assert axes.get_xscale() == axes.get_yscale() == "log"

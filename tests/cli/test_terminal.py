@@ -10,12 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.exhaustive import exhaustive
 from support.inspected import GOLDEN, LLAMA
 
 import rope_xp
 from rope_xp.__main__ import COMMANDS, main
-from rope_xp._cli import info
 
 CONFIGS = sorted((GOLDEN / "configs").glob("*.json"))
 PHI3 = str(GOLDEN / "configs" / "phi_3_mini_128k.json")
@@ -64,32 +62,10 @@ def test_printed_lines_of_every_command_fit_80_columns():
     assert any(line.startswith("llvmlite: not installed (pip install") for line in lines)
 
 
-def test_info_with_long_reasons_fits_80_columns(monkeypatch, capsys):
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    monkeypatch.setenv("COLUMNS", "80")
-    reason = "a reason of more words than fit beside the name of its path, " * 2
-    row = {**info.EMPTY, "devices": ["cpu"], "paths": {"fast": reason, "portable": None}}
-    monkeypatch.setattr(info, "_describe_library", lambda library: row)
-    assert main(["info"]) == 0
-    printed = capsys.readouterr().out
-    assert reason.strip() in " ".join(printed.split())
-    assert max(map(len, printed.splitlines())) <= 80
-
-
-def test_info_says_first_what_is_missing(monkeypatch):
-    missing = {**info.EMPTY, "problem": "not installed (pip install x)"}
-    present = {**info.EMPTY, "version": "1.0", "devices": ["cpu"]}
-    rows = {"cupy": missing}
-    monkeypatch.setattr(info, "_describe_library", lambda library: rows.get(library.name, present))
-    names = [name for name, _ in info._format_report(info.build_report())]
-    assert names.index("cupy") < names.index("numpy")
-
-
 @pytest.mark.parametrize(
     ("arguments", "unbuffered"),
     [
         (["inspect", PHI3], {}),
-        exhaustive(["--help"], {}),
         (["inspect", PHI3], {"PYTHONUNBUFFERED": "1"}),
     ],
 )

@@ -3,17 +3,13 @@
 import copy
 import pickle
 import re
-import subprocess
-import sys
 from functools import partial
 
 import numpy as np
 import pytest
 from support.exhaustive import exhaustive
 from support.layers import LONGROPE, ROPES, TORCH, assert_same, inputs
-from support.programs import HERE, ROOT, environment
 
-import rope_xp
 from rope_xp import RoPE, RopeError, apply_frequencies
 
 torch = pytest.importorskip("torch")
@@ -85,14 +81,6 @@ def test_casts_copies_and_checkpoints_change_no_bit(trip, learn):
     rotated[0].float().square().sum().backward()
     torch.nn.Sequential(layer).bfloat16()  # which takes the gradient along
     assert layer.frequencies.grad.dtype == torch.float32
-
-
-def test_repr_shows_the_rope():
-    rope = RoPE(layout="half", scaling=rope_xp.scaling.Linear(2.0))
-    shown = "Rotary(layout='half', scaling=Linear(factor=2.0), axes='bhsd')"
-    assert repr(Rotary(rope, axes="bhsd")) == shown
-    shown = "Rotary(learn='head', base=500000.0, layout='half', axes='bhsd')"
-    assert repr(learner(axes="bhsd")) == shown
 
 
 # --- checkpoints ---------------------------------------------------------------------------------
@@ -179,17 +167,6 @@ def test_learned_frequencies_start_from_the_rope(name, learn):
         model.load_state_dict({"0.inv_freq": 2 * saved})
 
 
-def test_learned_frequencies_of_a_slice_take_other_axes():
-    rope = RoPE(layout="interleaved", rotary_dim=8)
-    layer = learner(rope, axes="bhsd")
-    q, k, positions = inputs(TORCH, rope)
-    q_by_heads, k_by_heads = q.transpose(1, 2), k.transpose(1, 2)
-    rotated = layer(q_by_heads, k_by_heads, positions)
-    assert layer.frequencies.shape == (2, 4)
-    assert torch.equal(rotated[0][..., 8:], q_by_heads[..., 8:])
-    assert_same([y.transpose(1, 2) for y in rotated], learner(rope)(q, k, positions))
-
-
 # --- gradients and compilers ---------------------------------------------------------------------
 
 
@@ -261,20 +238,55 @@ def test_learned_frequencies_have_no_angles_for_all_layers():
         layer(q, q, positions)
 
 
-# --- processes -----------------------------------------------------------------------------------
+# --- shards ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.exhaustive  # calls on DTensors are in tests/backends/torch, and it holds nothing
-def test_learned_frequencies_sharded_by_fsdp_keep_float32(tmp_path):
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.project = torch.nn.Linear(32, 32, bias=False)
+        self.rotary = learner()
+
+    def forward(self, x):
+        q = self.project(x).unflatten(-1, (-1, 16))
+        return self.rotary(q, q, 1_000_000 + torch.arange(6))
+
+
+@pytest.fixture
+def mesh():
     if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
         pytest.skip("this torch was built without distributed or gloo")
-    command = [sys.executable, str(HERE / "layer_shards.py"), str(tmp_path)]
-    options = {"env": environment(OMP_NUM_THREADS="1"), "cwd": ROOT, "stderr": subprocess.PIPE}
-    processes = [subprocess.Popen([*command, str(rank)], text=True, **options) for rank in (0, 1)]
-    try:
-        errors = [process.communicate(timeout=300)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0, 0], errors
-    assert sorted(p.name for p in tmp_path.glob("done*")) == ["done0", "done1"]
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield torch.distributed.init_device_mesh("cpu", (1,))
+    torch.distributed.destroy_process_group()
+
+
+def test_learned_frequencies_sharded_by_fsdp_keep_float32(mesh):
+    """Sharded apart from a layer in bfloat16, and initialized after they were on meta."""
+    fsdp = pytest.importorskip("torch.distributed.fsdp")
+    torch.manual_seed(0)
+    x, start = torch.randn(2, 6, 32), initial(ROPES["half"], "head")
+    with torch.device("meta"):
+        model = Block()
+    fsdp.fully_shard(model.rotary, mesh=mesh)
+    policy = fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    fsdp.fully_shard(model, mesh=mesh, mp_policy=policy)
+    model.to_empty(device="cpu")
+    torch.nn.init.normal_(model.project.weight.to_local())
+    model.rotary.reset_parameters()
+    assert torch.equal(model.rotary.frequencies.full_tensor(), start)
+    with torch.no_grad():
+        model.rotary.frequencies.fill_(7.0)
+    model.rotary.load_state_dict({"inv_freq": start[0]}, strict=True)
+    assert torch.equal(model.rotary.frequencies.full_tensor(), start)
+    whole = Block()
+    whole.project.weight.data.copy_(model.project.weight.full_tensor())
+    whole.project.bfloat16()
+    results = model(x), whole(x.bfloat16())
+    assert_same(*results)
+    for pair in results:
+        sum(y.float().square().mul(y.sign()).sum() for y in pair).backward()
+    grad = model.rotary.frequencies.grad.full_tensor()
+    assert torch.equal(grad, whole.rotary.frequencies.grad)
+    assert grad.abs().max() > 0

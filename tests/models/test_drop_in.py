@@ -62,10 +62,9 @@ def test_drop_in_without_k_rotates_q_alone():
     assert torch.equal(alone, apply_rotary_transformers(q, k, cos, sin)[0])
 
 
-@pytest.mark.parametrize("name", ["llama", "cohere"])
-def test_model_runs_with_the_drop_in(name, monkeypatch):
-    file = modeling(name)
-    model, tokens, results = make(name), torch.arange(1, 13)[None], []
+def test_model_runs_with_the_drop_in(monkeypatch):
+    file = modeling("cohere")
+    model, tokens, results = make("cohere"), torch.arange(1, 13)[None], []
     for function in (file.apply_rotary_pos_emb, apply_rotary_transformers):
         monkeypatch.setattr(file, "apply_rotary_pos_emb", function)
         model.zero_grad()

@@ -48,10 +48,8 @@ CONFIGS = [
         },
     ),
     (DEEPSEEK, LATENT_ROPE),
-    ({**DEEPSEEK, "rope_interleave": True}, LATENT_ROPE),
     ({**DEEPSEEK, "rope_interleave": False}, replace(LATENT_ROPE, layout="half")),
     ({"model_type": "kimi_k2", **LATENT}, LATENT_ROPE),
-    ({"model_type": "kimi_k25", "text_config": {"model_type": "kimi_k2", **LATENT}}, LATENT_ROPE),
     ({**GPTJ, "rotary_dim": 64}, replace(INTERLEAVED, rotary_dim=64)),
     ({**GPTJ, "rotary_dim": None}, INTERLEAVED),
     # a missing head_dim
@@ -60,13 +58,11 @@ CONFIGS = [
     ({"model_type": "phi", "hidden_size": 2560}, replace(HALF, rotary_dim=40)),
     # flags that say rotary
     ({**PLAIN, "model_type": "falcon", "alibi": False}, HALF),
-    ({**PLAIN, "model_type": "granitemoehybrid", "position_embedding_type": "rope"}, HALF),
     ({**PLAIN, "model_type": "zamba2", "use_mem_rope": True}, HALF),
     ({**PLAIN, "model_type": "esm", "position_embedding_type": "rotary"}, HALF),
     # only sliding layers rotate; those of EXAONE all do without a window
     ({**PLAIN, "model_type": "cohere2"}, unrotated("interleaved")),
     ({**PLAIN, "model_type": "cohere2", "sliding_window": None}, unrotated("interleaved")),
-    ({**PLAIN, "model_type": "afmoe", "sliding_window": None}, unrotated("half")),
     ({**PLAIN, "model_type": "exaone4"}, unrotated("half")),
     ({**PLAIN, "model_type": "exaone_moe", "sliding_window": 512}, unrotated("half")),
     ({**PLAIN, "model_type": "exaone4", "sliding_window": None}, HALF),

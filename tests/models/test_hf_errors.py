@@ -44,7 +44,7 @@ FACTORS = [
 ]
 
 
-@pytest.mark.parametrize("value", [0, -2.0, "4", True, math.nan, math.inf, [4.0]], ids=repr)
+@pytest.mark.parametrize("value", [0, -2.0, "4", True, math.nan, [4.0]], ids=repr)
 def test_values_that_are_no_positive_number_are_refused(value):
     for parameters in FACTORS:
         config = {**LLAMA, "rope_parameters": {**parameters, "factor": value}}
@@ -68,20 +68,13 @@ def test_values_that_are_no_positive_integer_are_refused(value):
 PARAMETERS = {
     "beta_fast must not be below beta_slow = 2; got 1": {**YARN, "beta_fast": 1, "beta_slow": 2},
     "short_factor has 31 entries ... 32 pairs": {**LONGROPE, "short_factor": [1.0] * 31},
-    "rope_parameters must be ... got [1]": [1],
     "rope_parameters.full = 5 is not the dictionary ... rope_type": {"full": 5},
-    "rope_parameters.full_attention.factor = 2.0 is not the dictionary": {
-        "full_attention": {"factor": 2.0}
-    },
     "factor is missing, and so is original_max_position_embeddings": {"rope_type": "yarn"},
 }
 SCALINGS = {
     "= 1.0 and long_mscale = 2.0": {**LONGROPE, "short_mscale": 1.0, "long_mscale": 2.0},
-    "short_mscale = None and long_mscale = 2.0": {**LONGROPE, "long_mscale": 2.0},
     "rope_type 'warp' is not known ... 'yarn'": {"type": "warp"},
-    "rope_type ['yarn'] is not known": {"type": ["yarn"]},
     "rope_scaling must be ... got 'linear'": "linear",
-    "rope_scaling.factor = 2.0 is not the dictionary": {"factor": 2.0},
     "rope_scaling: the base that NTK computes ... got 0.0": {"type": "dynamic", "alpha": 1e-320},
 }
 ODD = {"head_dim": 50, "partial_rotary_factor": 0.3, "rope_scaling": YARN}
@@ -93,16 +86,10 @@ IMPOSSIBLE = {
     "51 components": {"head_dim": 51, "rope_theta": 1e4},
     "15 rotated components must be even": ODD,
     "64 components ... head of 32": {"head_dim": 32, "rotary_dim": 64},
-    "rope_parameters.sliding_attention must be a dictionary ... got 5": {
-        "model_type": "gemma3_text",
-        "rope_parameters": {"sliding_attention": 5, **TYPED},
-    },
     "layer_types is missing; rope_theta lists an entry ... [10000.0, 100000.0]": {
         "model_type": "ultrabert",
         "rope_theta": [1e4, 1e5],
     },
-    "layer_types must be a list ... got 'full'": {"layer_types": "full", "rope_theta": 1e4},
-    "rope_theta ... got [10000.0]": {"rope_theta": [1e4]},
     "one dictionary for each of full_attention, sliding_attention ... 'linear'": {
         "model_type": "gemma4_text",
         "rope_scaling": {"type": "linear", "factor": 2.0},
@@ -114,12 +101,8 @@ IMPOSSIBLE = {
         }
         for model_type, values, message in (
             ("qwen2_vl", [8, 12, 13], "[8, 12, 13] must sum to 32"),
-            ("qwen2_vl", [16, 16], "three integers or more; got [16, 16]"),
             ("qwen2_vl", [16, 16.0, 0], "three integers or more; got [16, 16.0, 0]"),
-            ("qwen2_vl", [33, -1, 0], "three integers or more; got [33, -1, 0]"),
-            ("qwen2_vl", 32, "three integers or more; got 32"),
             ("ernie4_5_vl_moe", [10, 12, 10], "[10, 12, 10]: height and width must be equal"),
-            ("ernie4_5_vl_moe", [8, 8, 8, 8], "three integers; got [8, 8, 8, 8]"),
             ("hunyuan_vl", [8, 8, 8, 8], "is not a rotation"),
         )
     },
@@ -131,19 +114,13 @@ IMPOSSIBLE = {
             ("musicflamingo", {}, ": its angles are products of two positions"),
             ("nanochat", {}, ": it rotates by the negative angle"),
             ("clvp_encoder", {}, ": it rotates v"),
-            ("nemotron_h", {}, ": it has no rotary embedding"),
             ("kimi_linear", {}, ": it has no rotary embedding"),
             ("falcon", {"alibi": True}, " has alibi"),
-            ("granitemoehybrid", {}, " rotates only with position_embedding_type = 'rope'"),
             ("wav2vec2-bert", {}, " rotates only with position_embeddings_type = 'rotary'"),
             ("zamba2", {"use_mem_rope": False}, " rotates only with use_mem_rope = True; got Fa"),
-            *(
-                (name, {key: value}, f" has {key} = {value!r}, and so no rotary embedding")
-                for name, key, value in (
-                    ("granitemoehybrid", "position_embedding_type", "nope"),
-                    ("esm", "position_embedding_type", "absolute"),
-                    ("wav2vec2-conformer", "position_embeddings_type", "relative"),
-                )
+            (
+                *("esm", {"position_embedding_type": "absolute"}),
+                " has position_embedding_type = 'absolute', and so no rotary embedding",
             ),
         )
     },
@@ -161,16 +138,10 @@ DYNAMIC = {"rope_type": "dynamic", "factor": 2.0}
 # A part of the message, a model type and its keys. The sizes of dbrx are not known.
 MISSING_SIZES = [
     ("head_dim is missing", "dbrx", {"partial_rotary_factor": 0.5}),
-    ("head_dim is missing", "dbrx", {"rope_parameters": {"mrope_section": [16, 24, 24]}}),
-    ("head_dim is missing", "dbrx", AXIAL),
     ("and so is hidden_size; rope_type 'axial' divides it", "efficientloftr", AXIAL),
-    ("or memory_attention_num_attention_heads; rope_type 'axial'", "sam2_video", AXIAL),
     ("max_position_embeddings is missing", "llama", {"rope_scaling": LLAMA3}),
-    ("max_position_embeddings is missing", "llama", {"rope_scaling": {"rope_type": "yarn"}}),
-    ("max_position_embeddings is missing", "llama", {"rope_scaling": DYNAMIC}),
     ("so is max_position_embeddings", "llama", {"rope_scaling": {**YARN, "factor": None}}),
     ("'gpt2' has no rotary embedding", "gpt2", {"n_embd": 768, "n_head": 12}),
-    ("no rotary embedding", "", {}),
     ("; pass only the part that has one: vision_config, other", "clip", {**ROTATING, "a": {}}),
     ("rotary_pct, rope_pct", "clip", dict.fromkeys(ROTATING)),
 ]
@@ -185,8 +156,6 @@ def test_missing_sizes_are_named(message, model_type, keys):
     ("key", "value", "hint"),
     [
         ("factr", 4.0, "did you mean factor?"),
-        ("Factor", 4.0, "did you mean factor?"),
-        ("low_freq", 1.0, "did you mean low_freq_factor?"),
         ("original_max_position_embedding", 64, "did you mean original_max_position_embeddings?"),
         ("colour", "red", "remove it if it changes no rotation"),
     ],

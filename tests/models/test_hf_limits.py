@@ -11,7 +11,6 @@ from rope_xp import __main__ as cli
 from rope_xp.hf import _limits
 
 HEAD = {**LLAMA, "head_dim": 64}
-SECTIONS = {"type": "mrope", "mrope_section": [10**9, 0, 0]}
 LISTS = {"short_factor": [1.0] * 99_999, "long_factor": [1.0] * 99_999, "rope_type": "longrope"}
 KEYS = dict.fromkeys(map(str, range(20_000)))
 CYCLE = {**HEAD}
@@ -35,35 +34,20 @@ def double(levels):
 # What from_hf_config says, and the configuration.
 BEYOND = [
     ("rotated components of a head must be at most 4096", {**LLAMA, "head_dim": 10**9}),
-    ("rotated components", {**LLAMA, "rotary_dim": 10**12, "head_dim": 10**12}),
-    (
-        "rotated components",
-        {**LLAMA, "model_type": "qwen2_vl", "head_dim": 2 * 10**9, "rope_scaling": SECTIONS},
-    ),
     ("depth of dictionaries and lists must be at most 32", nest(5000, "text_config")),
-    ("depth of", nest(5000, "vision_config")),
     ("depth of", CYCLE),
     ("entries of the configuration must be at most", {**HEAD, "labels": double(24)}),
     ("bits of an integer must be at most 1024", {**HEAD, "rope_theta": 10**5000}),
-    ("bits of an integer", {**HEAD, "rope_scaling": {"factor": [10**5000]}}),
-    (
-        "entries of layer_types must be at most",
-        {**HEAD, "rope_scaling": KEYS, "layer_types": ["full_attention"] * 200_000},
-    ),
     ("entries of rope_scaling must be at most 1024", {**HEAD, "rope_scaling": KEYS}),
     ("entries of the configuration must be at most 1024", {**HEAD, **KEYS}),
     ("entries of rope_scaling.short_factor", {**HEAD, "rope_scaling": LISTS}),
-    ("entries of rope_scaling.type", {**HEAD, "rope_scaling": {"type": "x" * 9999}}),
     (
         "entries of rope_parameters by layer type must be at most 8",
         {**HEAD, "rope_parameters": {f"type_{i}": {"rope_type": "default"} for i in range(9)}},
     ),
     ("model_type must be a string; got ['llama']", {**HEAD, "model_type": ["llama"]}),
     ("must have strings as keys; got one of type int", {**HEAD, 5: 1}),
-    ("rope_scaling must have strings as keys", {**HEAD, "rope_scaling": {"factor": 2, 5: 1}}),
     ("rope_type 0 is not known", {**HEAD, "rope_scaling": {"rope_type": 0}}),
-    ("rope_type False is not known", {**HEAD, "rope_scaling": {"type": False}}),
-    ("partial_rotary_factor must be", {**HEAD, "rotary_dim": 32, "rotary_pct": [1]}),
 ]
 
 
@@ -106,16 +90,14 @@ def test_text_beyond_the_limits_is_a_config_error(tmp_path, content, message):
         from_hf_config(file)
 
 
-@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+@pytest.mark.parametrize("kind", ["pipe", "device"])
 def test_path_that_is_no_regular_file_is_a_config_error(tmp_path, kind):
     path = tmp_path / "config.json"
     if kind == "pipe":
         os.mkfifo(path)
-    elif kind == "device":
-        path.symlink_to("/dev/zero")
     else:
-        path.mkdir()
-    for config in (tmp_path, path) if kind != "folder" else (tmp_path,):
+        path.symlink_to("/dev/zero")
+    for config in (tmp_path, path):
         with pytest.raises(RopeConfigError, match="is no regular file"):
             from_hf_config(config)
 
@@ -123,7 +105,6 @@ def test_path_that_is_no_regular_file_is_a_config_error(tmp_path, kind):
 # What from_hf_config does not read, and inspect does.
 REPORTED = [
     ("num_hidden_layers must be at most", {**HEAD, "num_hidden_layers": 10**12}),
-    ("rotated components", {**HEAD, "model_type": "gemma4_text", "global_head_dim": 10**9}),
     (
         "entries of no_rope_layers must be at most",
         {**HEAD, "model_type": "smollm3", "no_rope_layers": [0] * 99_999},
@@ -137,15 +118,6 @@ def test_sizes_beyond_the_limits_are_an_error_of_inspect(message, config, tmp_pa
     file.write_text(json.dumps(config))
     assert cli.main(["inspect", str(file)]) == 1
     assert capsys.readouterr().err.startswith(f"inspect: {message}")
-
-
-@pytest.mark.parametrize("rule", [{"type": "linear", "factor": 1e308}, {"type": "yarn"}])
-def test_numbers_at_the_edge_of_floats_are_reported(rule, tmp_path, capsys):
-    file, trained = tmp_path / "config.json", 10**300
-    rule = {"factor": 1e9, "original_max_position_embeddings": trained, **rule}
-    file.write_text(json.dumps({**HEAD, "max_position_embeddings": trained, "rope_scaling": rule}))
-    assert cli.main(["inspect", str(file), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["layers"][0]["wavelengths"]
 
 
 def test_part_of_a_configuration_that_is_a_path_is_not_read(tmp_path):

@@ -6,7 +6,6 @@ import importlib
 import itertools
 from functools import partial
 
-import numpy as np
 import pytest
 
 pytest.importorskip("torch")
@@ -52,9 +51,9 @@ def generate_padded(model, cache="static"):
     return generate(model, attention_mask=mask, cache_implementation=cache)
 
 
-def compute_compiled(model, backend="eager"):
+def compute_compiled(model):
     torch._dynamo.reset()
-    return logits(torch.compile(model, fullgraph=True, backend=backend))
+    return logits(torch.compile(model, fullgraph=True, backend="eager"))
 
 
 def train_checkpointed(model):
@@ -74,11 +73,7 @@ def compute_around_context(model):
         *(("llama", f) for f in (generate_padded, compute_compiled, train_checkpointed)),
         # Phi-3 goes past the 32 tokens after which LongRoPE takes the other frequencies.
         *(("phi3", f) for f in (partial(generate_padded, cache=None), compute_around_context)),
-        *(exhaustive(name, generate_padded) for name in ("deepseek_v3", "gemma3_text")),
-        *(
-            exhaustive(name, partial(compute_compiled, backend="inductor"))
-            for name in ("gemma3_text", "phi3")
-        ),
+        exhaustive("gemma3_text", generate_padded),
     ],
 )
 def test_patched_model_in_each_use_computes_as_before(name, compute):
@@ -98,18 +93,13 @@ def test_patched_layers_compiled_one_by_one_share_a_graph():
     assert counter.frame_count == 1
 
 
-@pytest.mark.parametrize("name", ["llama", exhaustive("gemma3_text"), exhaustive("deepseek_v3")])
-def test_patched_model_at_far_positions_is_nearer_to_the_truth(name, monkeypatch):
+def test_patched_model_at_far_positions_is_nearer_to_the_truth(monkeypatch):
     """The truth: the model in float64, with angles of plain float64 products."""
-    options = {"first_k_dense_replace": 2} if name == "deepseek_v3" else {}  # experts lack float64
-    model = make(name, max_position_embeddings=2_000_000, **options)
+    model = make("llama", max_position_embeddings=2_000_000)
     exact = copy.deepcopy(model).double()
-    ropes = rope_xp.from_hf_config(model.config)
 
-    def truth(x, position_ids, layer_type=None):
-        rope = ropes[layer_type] if isinstance(ropes, dict) else ropes
-        r = rope.rotary_dim or 16
-        angles = position_ids[..., None] * rope.base ** -(torch.arange(0, r, 2) / r).double()
+    def truth(x, position_ids):
+        angles = position_ids[..., None] * 1e4 ** -(torch.arange(0, 16, 2) / 16).double()
         angles = torch.cat((angles, angles), dim=-1)
         return angles.cos(), angles.sin()
 
@@ -121,18 +111,6 @@ def test_patched_model_at_far_positions_is_nearer_to_the_truth(name, monkeypatch
     # Float32 angles near a million are wrong by up to 0.06; ours leave the model's own rounding.
     assert ours < LOGITS
     assert theirs > 50 * ours
-
-
-def test_patched_model_in_float64_has_tables_in_float64():
-    model = make("llama")
-    single, before = logits(model), logits(model.double())
-    double = logits(patch(model))
-    torch.testing.assert_close(double, before, rtol=0, atol=LOGITS)  # its frequencies are float32
-    cos, _ = model.model.rotary_emb(torch.zeros(1, dtype=torch.float64), torch.arange(9)[None])
-    angles = torch.arange(9)[:, None] * 1e4 ** -(torch.arange(0, 16, 2) / 16).double()
-    # float64 angles below 9, and cos
-    torch.testing.assert_close(cos[0, :, :8], angles.cos(), rtol=0, atol=4e-15)
-    assert (double - single).abs().max() < LOGITS
 
 
 def test_replacement_with_unusual_arguments_calls_the_models_function_in_the_dtype_of_q():
@@ -166,32 +144,6 @@ def test_replacement_called_again_reads_the_tables_that_it_is_given(kind, form, 
                     got, other = (ours(q, k, *t, **named) for t in (tables, 2 * tables))
                 assert all(map(torch.equal, got, expected))
                 assert not any(map(torch.equal, other, expected))
-
-
-def test_replacement_of_arrays_of_other_libraries_reads_their_own_columns():
-    _, ours = replaced("llama", "halves")
-    q, tables = torch.randn(2, 3, 5, 8), torch.randn(2, 2, 5, 8)
-    expected = ours(q, q, *tables)
-    for array in (np.asarray, pytest.importorskip("jax.numpy").asarray):
-        with torch.no_grad():
-            for _ in range(3):
-                for y, e in zip(ours(*map(array, (q, q, *tables))), expected, strict=True):
-                    # two products and a sum of numbers below 5, which XLA may fuse
-                    np.testing.assert_allclose(np.asarray(y), e, rtol=0, atol=4e-6)
-
-
-@pytest.mark.parametrize("recorded", [False, True])
-def test_replacement_refuses_arguments_that_the_models_function_refuses(recorded):
-    _, ours = replaced("llama", "halves")
-    q, (cos, sin) = torch.ones(1, 2, 3, 8), torch.ones(2, 1, 3, 8)
-    with torch.set_grad_enabled(recorded):
-        assert ours(q, q, cos, sin=sin, unsqueeze_dim=1)[0].shape == q.shape
-        for arguments in ((), (q,), (q, q), (q, q, cos)):
-            with pytest.raises(TypeError, match="missing"):
-                ours(*arguments, unsqueeze_dim=1)
-        for extra, named in (((1, None), {}), ((), {"scale": None}), ((), {"q": q})):
-            with pytest.raises(TypeError):
-                ours(q, q, cos, sin, *extra, **named)
 
 
 def test_patched_model_cast_to_bfloat16_keeps_its_frequencies():

@@ -58,7 +58,7 @@ def test_copy_of_a_patched_model_is_patched(rotation, copied):
         *((name, torch.float32) for name in ("llama", "gemma3_text", "llama4_text")),
         *((name, torch.bfloat16) for name in ("llama", "deepseek_v4", "llama4_text")),
         *((name, torch.float64) for name in ("llama", "llama4_text")),
-        *(exhaustive(name, torch.bfloat16) for name in ("olmo2", "cohere", "gemma3_text")),
+        exhaustive("cohere", torch.bfloat16),
     ],
 )
 def test_patch_without_rotation_replaces_the_rotary_modules_alone(name, dtype):
@@ -87,10 +87,7 @@ def test_patched_tables_of_an_image_keep_their_axis_for_a_batch():
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)  # float32 angles below 3
 
 
-TEXTS = ["qwen2_vl_text", *map(exhaustive, ("qwen2_5_vl_text", "qwen3_vl_text", "qwen3_5_text"))]
-
-
-@pytest.mark.parametrize("model_type", TEXTS)
+@pytest.mark.parametrize("model_type", ["qwen2_vl_text", exhaustive("qwen3_5_text")])
 def test_patched_mrope_takes_positions_of_each_shape_that_the_models_expand(model_type):
     original, model = multimodal_text(model_type), patch(multimodal_text(model_type))
     for shape in ((1, 3, 5), (3, 3, 5), (3, 5), (1, 3, 1)):
@@ -138,12 +135,8 @@ def test_replacement_takes_queries_of_the_last_tokens_alone():
             assert all(map(torch.equal, rotated, (y.to(dtype) for y in expected)))
 
 
-TRACED = ["llama", *map(exhaustive, ("phi3", "gemma3_text", "llama4_text"))]
-
-
-@pytest.mark.parametrize("name", TRACED)
-def test_patched_model_traced_by_torch_jit_takes_other_positions(name):
-    model = patch(make(name)).requires_grad_(False)
+def test_patched_model_traced_by_torch_jit_takes_other_positions():
+    model = patch(make("llama")).requires_grad_(False)
 
     def run(tokens, positions):
         return model(tokens, position_ids=positions, use_cache=False).logits
@@ -175,17 +168,6 @@ def test_patch_takes_rotary_modules_that_are_made_of_a_size():
     assert all(map(torch.equal, new(x, position_ids=positions), expected))
 
 
-def test_patch_refuses_a_rotary_module_whose_forward_fails(monkeypatch):
-    original = LlamaRotaryEmbedding.forward
-
-    def forward(self, x, position_ids):
-        return original(self, x, position_ids[:, self.first :])
-
-    monkeypatch.setattr(LlamaRotaryEmbedding, "forward", forward)
-    message = r"its forward fails for 8 positions on CPU: .*'first'"
-    refuse(patch, make("llama"), message)
-
-
 # --- hooks and shards ----------------------------------------------------------------------------
 
 
@@ -203,7 +185,6 @@ def dispatch(accelerate, model, folder):
 HOOKS = {
     "cpu_offload": lambda lib, model, _: lib.cpu_offload(model, "cpu", offload_buffers=True),
     "dispatch_model": dispatch,
-    "one device": lambda lib, model, _: lib.dispatch_model(model, {"": "cpu"}, force_hooks=True),
 }
 
 

@@ -16,7 +16,7 @@ import diffusers
 import torch
 from diffusers.models.transformers import transformer_flux as flux_module
 from diffusers.models.transformers import transformer_wan as wan_module
-from support.diffusion_models import SMALL, call_model, flux, hidream, wan, z_image
+from support.diffusion_models import SMALL, call_model, flux, wan, z_image
 from support.exhaustive import exhaustive
 from support.patched import is_ours, refuse
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -62,7 +62,7 @@ class Forbidding(TorchDispatchMode):
         return result
 
 
-@models(*(s.name for s in SMALL if s.name not in ("cosmos", "qwen_image")))
+@models("flux", "wan", "z_image", "hidream", "cogvideox")
 def test_patched_model_has_its_outputs_without_float64(small, monkeypatch):
     model, arguments = small.make()
     before = output(model, arguments)
@@ -100,13 +100,6 @@ def test_patched_norms_keep_outputs_or_are_refused(small, monkeypatch):
         gradients(model, arguments)
     assert list(model.state_dict()) == keys
     assert torch.equal(output(unpatch(model), arguments), before)
-
-
-def test_processor_set_after_patching_normalizes_by_its_own_code() -> None:
-    model, arguments = flux()
-    before = output(model, arguments)
-    patch(model, norm=True).set_attn_processor(flux_module.FluxAttnProcessor())
-    assert (output(model, arguments) - before).abs().max() < OUTPUTS
 
 
 @pytest.mark.filterwarnings("ignore:.FluxPosEmbed. is deprecated")  # by Chroma's own import
@@ -151,22 +144,9 @@ def test_patched_model_has_its_gradients(small):
         assert torch.allclose(ours, theirs, rtol=1e-3, atol=1e-5 * max(1.0, float(theirs.max())))
 
 
-@models("flux", "wan", "z_image", "cosmos", "qwen_image")
-def test_patched_model_runs_on_the_meta_device(small):
-    if small.name == "hidream":
-        pytest.skip("it counts the tokens of each expert, which takes their values")
-    model, arguments = small.make()
-    before = output(model, arguments)
-    patch(model).to("meta")
-    arguments = tree_map_only(torch.Tensor, lambda t: t.to("meta"), arguments)
-    with torch.device("meta"):
-        result = output(model, arguments)
-    assert (result.device.type, result.shape) == ("meta", before.shape)
-
-
 @pytest.mark.parametrize(
     ("make", "backend"),
-    [(wan, "eager"), *(exhaustive(make, "aot_eager") for make in (flux, wan, z_image, hidream))],
+    [(wan, "eager"), exhaustive(z_image, "eager")],
 )
 def test_patched_model_compiled_has_its_outputs(make, backend):
     model, arguments = make()
@@ -249,7 +229,7 @@ def test_patched_model_calls_what_replaces_a_function_later(
     assert is_ours(output, model, arguments)
 
 
-PROCESSORS = {"wan": "Wan", "wan_animate": "Wan", "chronoedit": "Wan", "skyreels_v2": "SkyReelsV2"}
+PROCESSORS = {"wan": "Wan", "skyreels_v2": "SkyReelsV2"}
 SIZES = {"dim": 32, "heads": 2, "dim_head": 16}
 
 

@@ -10,7 +10,7 @@ pytest.importorskip("transformers")
 
 import torch
 from support.exhaustive import exhaustive
-from support.patched import TOKENS, generate, gradients, logits, refuse
+from support.patched import TOKENS, gradients, logits, refuse
 from support.small_models import MODELS, make, multimodal_text
 from transformers.models.qwen3 import modeling_qwen3
 
@@ -41,8 +41,6 @@ def assert_near(results, expected):
         ("qwen3", {}),
         ("qwen3_moe", MODELS["minimax_m2"]),
         ("gemma3_text", {}),
-        exhaustive("glm4_moe", {**MODELS["deepseek_v3"], "use_qk_norm": True}),
-        exhaustive("gemma4_text", {**MODELS["gemma4_text"], "num_hidden_layers": 2}),
         exhaustive("lfm2", {"layer_types": ["full_attention"] * 2}),  # calls its norms q_layernorm
     ],
 )
@@ -68,12 +66,6 @@ def test_patched_norms_in_16_bits_are_as_near_to_the_truth_as_the_model():
     theirs = (logits(model.bfloat16()) - exact).square().mean()
     ours = (logits(patch(model, norm=True)) - exact).square().mean()
     assert ours < 1.1 * theirs  # it rounds less, but other roundings hide that
-
-
-def test_patched_norms_generate_with_a_static_cache():
-    own, model = make_model("qwen3"), patch(make_model("qwen3"), norm=True)
-    expected = generate(own, cache_implementation="static")
-    assert torch.equal(generate(model, cache_implementation="static"), expected)
 
 
 def test_patched_norms_compile_to_one_graph(monkeypatch):
@@ -107,16 +99,6 @@ def test_norm_with_weights_that_its_forward_alone_has_keeps_the_logits() -> None
             module.register_forward_pre_hook(lambda m, _, w=full: setattr(m.weight, "data", w))
             module.register_forward_hook(lambda m, *_, w=empty: setattr(m.weight, "data", w))
     assert_near(logits(model), before)
-
-
-def test_eps_that_changes_after_patching_is_used() -> None:
-    results = []
-    for norm in (False, True):
-        model = patch(make_model("qwen3"), norm=norm)
-        for layer in model.model.layers:
-            layer.self_attn.q_norm.variance_epsilon = 1.0
-        results.append(logits(model))
-    assert_near(*results)
 
 
 def test_norm_that_contains_modules_is_refused_with_advice() -> None:

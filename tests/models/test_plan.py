@@ -3,7 +3,6 @@
 import importlib
 import importlib.util
 import json
-import re
 import time
 from dataclasses import replace
 from typing import Any
@@ -28,41 +27,11 @@ SHORT = """
     llama gemma3 llama4 smollm3 cohere2 deepseek_v3 deepseek_v32 deepseek_v4 gemma4 qwen3_next
     qwen2_vl olmo2 cohere mimo_v2_flash
 """
-NO_PLAN = re.compile(
-    "no rotary embedding|plans are of language models|it rotates v|by the negative angle"
-    "|is not known|frequencies are learned|no plan of model_type 'zaya'|rotates two slices"
-    "|angles are products|model_type is missing|different components|must sum to"
-    # Of encoders of sound, whose layers have other keys, and of configurations that were cut short.
-    "|num_hidden_layers is missing|head_dim is missing|num_attention_heads is missing"
-    "|transformers cannot read"
-)
-
-
-def compare(directory: str) -> list[str]:
-    """Return the models of a directory whose plan is what they do; all others have a reason."""
-    equal = []
-    for name, result in plans.survey(directory):
-        if isinstance(result, str):
-            assert not result.startswith("no plan") or NO_PLAN.search(result), (name, result)
-        else:
-            assert result == [], name
-            equal.append(name)
-    return equal
 
 
 @pytest.mark.parametrize("directory", SHORT.split())
 def test_a_plan_is_what_the_model_does(directory: str) -> None:
-    assert compare(directory)
-
-
-@pytest.mark.exhaustive
-def test_plans_of_all_models_are_what_they_do() -> None:
-    equal = [name for directory in plans.census.list_directories() for name in compare(directory)]
-    assert len(equal) >= EQUAL
-
-
-EQUAL = 150
-"""Models and variants of transformers 5.23 that run without images and sound."""
+    assert plans.list_equal(directory)
 
 
 def test_a_wrong_plan_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,24 +95,21 @@ def test_a_file_that_says_all_needs_no_transformers(name: str) -> None:
 
 
 @pytest.mark.usefixtures("no_transformers")
-@pytest.mark.parametrize("model_type", sorted(transformers.CONFIG_MAPPING))
-def test_layers_without_attention_are_not_guessed(model_type: str) -> None:
+def test_layers_without_attention_are_not_guessed() -> None:
     """Where a class has them by default, a file must say which they are."""
-    row = _build.get_row(model_type)
-    if row is None or row.rotary_if is not None or row.axial:
-        return
-    config = transformers.CONFIG_MAPPING[model_type]().to_dict()
-    keys = ("layer_types", "layers_block_type", "block_types")
-    words = {word for key in keys for word in config.get(key) or ()}
-    if words.isdisjoint(_plan._NO_ATTENTION):
-        return
-    for key in keys:
-        config.pop(key, None)
-    config["head_dim"] = config.get("head_dim") or 64
-    with pytest.raises(
-        RopeConfigError, match="layer_types|layers_block_type|block_types|mrope_section"
-    ):
-        rope_xp.plan(config)
+    keys, refused = ("layer_types", "layers_block_type", "block_types"), 0
+    for model_type in transformers.CONFIG_MAPPING:
+        row = _build.get_row(model_type)
+        if row is None or row.rotary_if is not None or row.axial:
+            continue
+        config = transformers.CONFIG_MAPPING[model_type]().to_dict()
+        words = {word for key in keys for word in config.pop(key, None) or ()}
+        if not words.isdisjoint(_plan._NO_ATTENTION):
+            config["head_dim"] = config.get("head_dim") or 64
+            with pytest.raises(RopeConfigError, match="|".join((*keys, "mrope_section"))):
+                rope_xp.plan(config)
+            refused += 1
+    assert refused > 5
 
 
 def test_lists_of_layers_must_fit() -> None:
@@ -180,11 +146,6 @@ def test_a_long_plan_is_read_in_time() -> None:
     start = time.perf_counter()
     assert len(_plan.group_layers(rope_xp.plan(config))) == count
     assert time.perf_counter() - start < 10  # quadratic time would take minutes
-
-
-def test_what_cannot_be_said_is_an_error() -> None:
-    with pytest.raises(RopeConfigError, match="'zaya': its norm of q and k is none of RMSNorm"):
-        rope_xp.plan(transformers.ZayaConfig())
 
 
 @pytest.mark.parametrize("name", sorted(REAL))
@@ -274,14 +235,6 @@ def test_rope_of_indexers(model_type: str) -> None:
 
 
 # --- the report ----------------------------------------------------------------------------------
-
-
-def test_groups_of_equal_layers() -> None:
-    groups = _plan.group_layers(rope_xp.plan(transformers.SmolLM3Config(num_hidden_layers=5)))
-    assert {name: members for name, (_, members) in groups.items()} == {
-        "full_attention": [0, 1, 2, 4],
-        "full_attention_2": [3],
-    }
 
 
 def test_inspect_prints_the_plan(capsys: Any, tmp_path: Any) -> None:

@@ -107,16 +107,3 @@ def test_file_holds_what_the_command_measures() -> None:
         assert all(
             isinstance(x, float | int) for row in held["rows"].values() for x in row.values()
         )
-
-
-def test_only_rows_of_absent_packages_are_kept() -> None:
-    pytest.importorskip("asv_runner")
-    import measure
-
-    old = {"torchtune 0.6.1": {"4k": 2.4e-4}, "mlx 0.31": {"4k": 1.0}}
-    new = {"mlx 0.32": {"4k": 2.0}}
-    kept = measure.record("packages", new, {"rows": old})["rows"]
-    assert kept == {"torchtune 0.6.1": {"4k": 2.4e-4}, **new}
-    assert measure.record("accuracy", new, {"rows": old})["rows"] == new
-    assert measure.find_differences("packages", new, {"mlx 0.32": {"4k": 2.04}}) == []
-    assert len(measure.find_differences("packages", new, {"mlx 0.32": {"4k": 2.06}})) == 1

@@ -56,32 +56,6 @@ def test_start_example_runs(name, capsys):
     assert capsys.readouterr().out
 
 
-def test_start_example_with_heads_first_is_llama():
-    example = load("attention_huggingface")
-    transformers = pytest.importorskip("transformers")
-    import torch
-    from transformers.models.llama import modeling_llama as llama
-
-    config = transformers.LlamaConfig(
-        **{k: v for k, v in example["CONFIG"].items() if k not in ("model_type", "rope_theta")},
-        rope_parameters={"rope_type": "default", "rope_theta": example["CONFIG"]["rope_theta"]},
-        attn_implementation="sdpa",
-    )
-    torch.manual_seed(0)
-    theirs = llama.LlamaAttention(config, layer_idx=0)
-    ours = example["Attention"](example["CONFIG"])
-    ours.load_state_dict(theirs.state_dict())
-    rope, x = example["rope_xp"].from_hf_config(config), torch.randn(2, 9, 256)
-    embedding = llama.LlamaRotaryEmbedding(config)
-    caches = [transformers.DynamicCache() for _ in "ab"]
-    for first, last in ((0, 5), (5, 8), (8, 9)):
-        part, indices = x[:, first:last], torch.arange(first, last)[None]
-        result = ours(part, rope.at(indices, like=part[..., :32]), caches[0])
-        mask = torch.ones(last, last, dtype=torch.bool).tril()[None, None, first:]
-        expected, _ = theirs(part, embedding(part, indices), mask, past_key_values=caches[1])
-        torch.testing.assert_close(result, expected, rtol=0, atol=1e-5)
-
-
 def test_start_example_of_decoding_compiles_once():
     example = load("attention_torch")
     import torch
@@ -183,23 +157,3 @@ def test_start_example_of_numpy_is_gpt_neox():
     expected = expected[0] if isinstance(expected, tuple) else expected
     result, _ = example["layer"](x, weights, rope, heads=4)
     np.testing.assert_allclose(result, expected.numpy(), rtol=0, atol=1e-4)
-
-
-def test_start_example_of_patches_turns_by_row_and_column():
-    """In float64, each half of a head by itself, and the class token not at all."""
-    example = load("vit_torch")
-    import torch
-
-    attention = example["Attention"](dim=64, heads=2, rows=3, columns=5)
-    q = np.random.default_rng(0).standard_normal((1, 2, 16, 32))
-    result = attention.rope.rotate(torch.from_numpy(q), attention.positions, axes="bhsd").numpy()
-    np.testing.assert_array_equal(result[:, :, 0], q[:, :, 0])
-    w = 100.0 ** (-np.arange(8) / 8)
-    for token in range(15):
-        row, column = divmod(token, 5)
-        for part, place in ((slice(0, 16), row), (slice(16, 32), column)):
-            turn = np.exp(1j * place * w)
-            x = q[0, :, 1 + token, part]
-            expected = (x[:, ::2] + 1j * x[:, 1::2]) * turn
-            y = result[0, :, 1 + token, part]
-            np.testing.assert_allclose(y[:, ::2] + 1j * y[:, 1::2], expected, rtol=0, atol=1e-12)

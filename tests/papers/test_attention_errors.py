@@ -15,21 +15,12 @@ every_function = pytest.mark.parametrize(("function", "n"), FUNCTIONS)
     ("i", "x", "error", "message"),
     [
         (0, X.tolist(), TypeError, "q is a list; expected an array"),
-        (1, X.tolist(), TypeError, "k is a list; expected an array"),
         (0, X.astype(int), TypeError, "q is a numpy array .* int64; convert it to one of bfloat16"),
-        (1, X > 0, TypeError, "k is a numpy array .* bool; convert it to one of"),
         (0, X[0, 0], RopeError, r"q has shape \(4, 8\); .*one head .*q\[\.\.\., N"),
         (0, X[..., :0], RopeError, r"q has .* \(batch..., tokens, heads, head_dim\), .*but 0\)"),
-        (1, X[0], RopeError, r"k has shape \(5, 4, 8\); .* here \(2, any, any, 8\)"),
         (1, X[:1], RopeError, r"k has shape \(1, 5, 4, 8\); .* here \(2, any, any, 8\)"),
-        (1, X[..., :6], RopeError, r"k has shape \(2, 5, 4, 6\); .* here \(2, any, any, 8\)"),
         (1, X[:, :, :3], RopeError, "q has 4 heads and k 3; q must have a multiple"),
-        (1, X[:, :, :0], RopeError, "q has 4 heads and k 0; q must have a multiple"),
-        (2, None, TypeError, "v is None; expected an array"),
-        *(
-            (2, v, RopeError, r"v has shape .* here \(2, 5, 4, any\)")
-            for v in (X[:1], X[:, :3], X[:, :, :2], X[0])
-        ),
+        (2, X[:, :3], RopeError, r"v has shape .* here \(2, 5, 4, any\)"),
     ],
 )
 def test_functions_refuse_arrays_that_do_not_fit(i, x, error, message):
@@ -66,38 +57,28 @@ def test_functions_refuse_positions_without_a_rope(function, n):
 
 
 MASK = np.ones(5, bool)
+SHORT = {"k": X[:, :3]}
+TOKENS_OF_Q = r"with the tokens of q, here \(2, 5, any"
+TWO_FUNCTIONS = "'softmax' or two functions"
 OPTIONS = [
     ("k_positions needs a rope", RopeError, scores, {"k_positions": np.arange(5)}),
-    ("pass k_positions", RopeError, scores, {"k": X[:, :3], "rope": RoPE()}),
-    *(
-        (r"with the tokens of q, here \(2, 5, any", RopeError, function, {"k": X[:, :3]} | values)
-        for function, values in ((global_pointer, {}), (linear_attention, {"v": X[:, :3]}))
-    ),
-    *(
-        ("scale must be positive and finite", RopeError, scores, {"scale": scale})
-        for scale in (0.0, -1.0, float("nan"), float("inf"))
-    ),
+    ("pass k_positions", RopeError, scores, SHORT | {"rope": RoPE()}),
+    (TOKENS_OF_Q, RopeError, global_pointer, SHORT),
+    (TOKENS_OF_Q, RopeError, linear_attention, SHORT | {"v": X[:, :3]}),
+    ("scale must be positive and finite", RopeError, scores, {"scale": 0.0}),
+    ("scale must be positive and finite", RopeError, scores, {"scale": float("nan")}),
     ("scale must be a number", TypeError, scores, {"scale": "0.5"}),
     ("mask is a numpy.*must be boolean.*mask == 0", TypeError, attention, {"mask": MASK * 1.0}),
     ("mask is a list; expected an array", TypeError, attention, {"mask": [[True]]}),
-    *(
-        (r"k tokens\) = \(2, 4, 5, 5\)", RopeError, attention, {"mask": np.ones(shape, bool)})
-        for shape in ((5, 4), (2, 5, 5), (2, 3, 5, 5), (1, 2, 4, 5, 5))
-    ),
-    *(
-        (r"tokens\) = \(2, 5\)", RopeError, global_pointer, {"mask": np.ones(shape, bool)})
-        for shape in ((4,), (3, 5), (1, 2, 5))
-    ),
+    (r"k tokens\) = \(2, 4, 5, 5\)", RopeError, attention, {"mask": np.ones((2, 5, 5), bool)}),
+    (r"tokens\) = \(2, 5\)", RopeError, global_pointer, {"mask": np.ones((3, 5), bool)}),
     *(
         (message, error, linear_attention, {"feature_map": feature_map})
         for message, error, feature_map in (
             ("feature_map must be 'elu', 'softmax' or two .*'relu'", RopeError, "relu"),
-            *(
-                ("'softmax' or two functions", TypeError, maps)
-                for maps in (None, np.exp, (np.exp,), (np.exp, "elu"))
-            ),
+            (TWO_FUNCTIONS, TypeError, np.exp),
+            (TWO_FUNCTIONS, TypeError, (np.exp, "elu")),
             (r"the result of phi has.*\(2, 5, 4, any\)", RopeError, (lambda x: x.sum(-1), np.exp)),
-            ("the result of varphi has.* 5, 4, 8", RopeError, (np.exp, lambda x: x[..., :4])),
             ("the result of varphi is a float; expected", TypeError, (np.exp, lambda x: 1.0)),
         )
     ),

@@ -3,11 +3,9 @@
 import numpy as np
 import pytest
 from support.encoded import ATOL, LIBRARIES, SCORES, SIZES, VALUES, Case, expected, get_arrays, run
-from support.exhaustive import exhaustive
 from support.targets import rows
 
 from rope_xp import RopeError
-from rope_xp.papers import encodings
 
 FAR = 2**31 - 1
 every_score = pytest.mark.parametrize("name", SCORES)
@@ -144,37 +142,9 @@ def test_encodings_without_tokens_are_empty(backend, name, size, rng):
 
 
 @every_score
-def test_encodings_without_heads_are_empty(name, rng):
-    case = Case(rng, ((2,), 3, 5, 2, 1, 3), "float64")
-    axes = {"bias": -1, "factors_by_head": -1, "u": 0, "v": 0, "w": 0, "relative_q": 1}
-    for field in ("q", *axes, "relative_k", "position_q", "position_k"):
-        setattr(case, field, np.take(getattr(case, field), [], axis=axes.get(field, -2)))
-    assert run(name, case).shape == (2, 0, 3, 5)
-
-
-def test_shaw_takes_the_other_byte_order(rng):
-    q, k, p = (rng.standard_normal(shape) for shape in ((5, 2, 3), (5, 2, 3), (5, 3)))
-    swapped = encodings.shaw(q, k.astype(">f8"), p.astype(">f8"))
-    np.testing.assert_array_equal(swapped, encodings.shaw(q, k, p))
-
-
-@every_score
 def test_gradients_in_torch_are_finite_differences(name, rng):
     torch = pytest.importorskip("torch")
     case = Case(rng, ((1,), 2, 3, 2, 1, 2), "float64")
     arrays = [torch.tensor(x, requires_grad=True) for x in get_arrays(name, case)]
     options = {"positions": case.positions, "k_positions": case.k_positions, **SCORES[name][2]}
     assert torch.autograd.gradcheck(lambda *a: SCORES[name][0](*a, **options), arrays)
-
-
-# The others make the same calls, with fewer arrays.
-@pytest.mark.parametrize(
-    "name", [x if x in ("transformer_xl", "tupe", "deberta") else exhaustive(x) for x in SCORES]
-)
-def test_encodings_compile_to_one_graph_in_torch(name, rng):
-    torch = pytest.importorskip("torch")
-    torch._dynamo.reset()
-    arrays = [torch.asarray(x) for x in get_arrays(name, Case(rng, SIZES[4], "float32"))]
-    function, _, options = SCORES[name]
-    compiled = torch.compile(lambda *a: function(*a, **options), fullgraph=True, backend="eager")
-    torch.testing.assert_close(compiled(*arrays), function(*arrays, **options), rtol=0, atol=0)

@@ -1,7 +1,5 @@
 """Errors of encodings."""
 
-import subprocess
-import sys
 from functools import partial
 
 import numpy as np
@@ -14,28 +12,20 @@ Q, TABLE = np.zeros((2, 5, 4, 6)), np.zeros((7, 6))
 W, V, V_TABLE = np.zeros((2, 4, 5, 6)), np.zeros((2, 6, 2, 3)), np.zeros((7, 3))
 SHAPES = {
     encodings.shaw: [
-        ((Q[0, 0], Q[0, 0], TABLE), r"q has shape \(4, 6\); .*q\[\.\.\., None, :\]"),
         ((Q[..., :0], Q[..., :0], TABLE), r"q has shape \(2, 5, 4, 0\); .*any but 0\)"),
         ((Q, Q[:, :3], TABLE), "pass positions and k_positions"),
         ((Q, Q, TABLE[:6]), r"6 entries.*2 \* clip \+ 1"),
         ((Q, Q, TABLE[:, :5]), r"\(7, 5\); .* here \(any but 0, 6\)"),
-        ((Q, Q, TABLE[:0]), r"\(0, 6\)"),
     ],
     partial(encodings.shaw, Q, Q, TABLE): [
         ({"scale": 0.0}, "scale must be positive"),
         ({"positions": [0, 1]}, r"\(tokens,\) = \(5,\)"),
-        ({"positions": 7}, r"positions has shape \(\); it must be \(tokens,\) = \(5,"),
     ],
     encodings.shaw_values: [
         ((W[:, :3], V, V_TABLE), "weights has 3 heads and v 2; .* a multiple"),
-        ((W, V[:, :, :0], V_TABLE), "weights has 4 heads and v 0"),
         ((W[:1], V, V_TABLE), r"weights has shape \(1, 4, 5, 6\); .* here \(2, any, any, 6\)"),
-        ((W[0], V, V_TABLE), r"weights has shape \(4, 5, 6\)"),
-        ((W[0, 0], V[0], V_TABLE), r"weights has .* here \(any, any, 6\)"),
         ((W, V[0, 0], V_TABLE), r"v has shape \(2, 3\); it must be"),
-        ((W, V[..., :0], V_TABLE), r"v has shape .*any but 0\)"),
         ((W[..., :5], V[:, :5], V_TABLE[:, :2]), r"_values has shape \(7, 2\)"),
-        ((W, V, V_TABLE), "pass positions and k_positions"),
     ],
     encodings.transformer_xl: [
         ((Q, Q, TABLE[:3], TABLE[:4], np.zeros((4, 6, 2))), r"u has .*\(3, 6\).*\(4, 6\)"),
@@ -43,26 +33,20 @@ SHAPES = {
     ],
     encodings.t5_bias: [
         ((Q, Q, np.zeros((3, 4))), "num_buckets must be >= 4"),
-        ((Q, Q, np.zeros((32, 3))), r"here \(any but 0, 4\)"),
     ],
     encodings.t5_buckets: [
         (([1], 32, 8), "max_distance must exceed the 8"),
         (([1], 32, 2**31), r"below 2\*\*31"),
-        (([1], 1, 8, False), "must be >= 2"),
     ],
-    encodings.tupe: [((Q, Q, Q[:, :4], Q), "position_q has shape")],
     encodings.deberta: [
         ((Q, Q, *[np.zeros((5, 4, 6))] * 2), r"clip entries, an even number"),
         ((Q, Q, np.zeros((4, 4, 6)), np.zeros((6, 4, 6))), r"relative_k .* here \(4, 4, 6\)"),
     ],
-    encodings.multiplicative: [((Q, Q, np.ones((7, 3))), r"\(any but 0, 4\)")],
     encodings.sinusoidal: [(([0], 5), "dim must be even"), (([2**31], 4), "positions")],
 }
 TYPES = {
     encodings.shaw: [
         (([1.0], Q, TABLE), "q is a list"),
-        ((Q, Q, [[0.0]]), "relative_keys is a list"),
-        ((Q.astype(int), Q, TABLE), "q is a numpy array"),
         ((Q, Q, TABLE.astype(int)), "convert it to one of .*float32"),
         ((Q, Q.astype("f4"), TABLE), "float64 and k float32"),
     ],
@@ -71,7 +55,6 @@ TYPES = {
         ({"positions": np.arange(5) + 0.5}, "positions must hold integers"),
     ],
     encodings.shaw_values: [
-        ((W, V.astype("f4"), V_TABLE), "weights is float64 and v float32"),
         ((W > 0, V, V_TABLE), "weights is .* bool; convert it to one of bfloat16"),
     ],
     encodings.t5_buckets: [(([0.5],), "relative must hold integers")],
@@ -97,15 +80,7 @@ def test_encodings_refuse_arrays_and_options_that_do_not_fit(error, function, ar
 def test_encodings_refuse_arrays_of_two_libraries():
     torch = pytest.importorskip("torch")
     q = torch.zeros(Q.shape, dtype=torch.float64)
-    for message, arrays, options in (
-        ("q is a torch array and k a numpy array", (q, Q), {}),
-        ("q is a torch array and relative_keys a numpy array", (q, q), {}),
-        ("q is a numpy array and positions a torch array", (Q, Q), {"positions": torch.arange(5)}),
-    ):
-        with pytest.raises(TypeError, match=message):
-            encodings.shaw(*arrays, TABLE, **options)
-
-
-def test_core_does_not_import_papers():
-    code = "import rope_xp, sys; assert 'rope_xp.papers' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    with pytest.raises(TypeError, match="q is a torch array and k a numpy array"):
+        encodings.shaw(q, Q, TABLE)
+    with pytest.raises(TypeError, match="q is a numpy array and positions a torch array"):
+        encodings.shaw(Q, Q, TABLE, positions=torch.arange(5))

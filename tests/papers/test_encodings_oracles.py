@@ -2,8 +2,6 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from support.encoded import BUCKETS, LIBRARIES, bucket
 
 from rope_xp.papers import encodings
@@ -27,16 +25,6 @@ def test_sinusoidal_is_that_of_mpmath(backend):
     wide = encodings.sinusoidal(positions, dim, dtype=np.float64)
     # float64 angles of 10**6 radians are off by 10**6 * 2**-52.
     np.testing.assert_allclose(wide, exact, rtol=0, atol=2.3e-10)
-
-
-def test_sinusoidal_takes_any_shape_base_and_library():
-    torch = pytest.importorskip("torch")
-    result = encodings.sinusoidal([[0, 1, 2], [5, 6, 7.5]], 4, base=100.0, xp=torch)
-    assert result.shape == (2, 3, 4)
-    assert result.dtype == torch.float32
-    angles = np.array([7.5, 0.75])
-    row = np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(-1)
-    np.testing.assert_allclose(result[1, 2], row, rtol=0, atol=2.4e-7)
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])
@@ -67,18 +55,6 @@ def test_t5_buckets_of_any_library_are_those_of_the_definition(backend, bidirect
     assert type(result) is type(backend.make(relative))
     expected = [bucket(-r, bidirectional) for r in relative.reshape(-1).tolist()]
     assert backend.back(result).reshape(-1).tolist() == expected
-
-
-@given(st.integers(4, 80), st.integers(0, 500), st.booleans())
-def test_t5_buckets_never_go_back(buckets, beyond, bidirectional):
-    max_distance = buckets + beyond
-    result = encodings.t5_buckets(
-        range(0, -max_distance - 2, -1), buckets, max_distance, bidirectional
-    )
-    directed = buckets // 2 if bidirectional else buckets
-    assert (np.diff(result) >= 0).all()
-    assert result[0] == 0
-    assert result[max_distance] == result[max_distance + 1] == directed - 1
 
 
 def test_deberta_is_that_of_transformers():

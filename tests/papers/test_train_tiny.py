@@ -31,17 +31,6 @@ def some_tokens(length=40, batch=2):
     return torch.randint(len(ALPHABET), (batch, length), generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.exhaustive
-def test_text_is_large_and_nothing_held_out_is_in_it():
-    train, held_out = ("".join(ALPHABET[i] for i in tokens) for tokens in tiny_shared.text())
-    assert len(train) > 500_000
-    assert len(held_out) > 50_000
-    paragraphs = [part for part in held_out.split("\n\n") if len(part) > 60]
-    shared = [part for part in paragraphs if part in train]
-    assert len(paragraphs) > 200
-    assert len(shared) < 0.02 * len(paragraphs), shared
-
-
 @every_combination
 def test_no_token_sees_a_later_one(attention, encoding):
     config = Config(attention, encoding, **SMALL)
@@ -55,19 +44,8 @@ def test_no_token_sees_a_later_one(attention, encoding):
     assert ((before - after)[:, 20:].abs().amax(-1) > 1e-4).all()
 
 
-@every_combination
-def test_order_of_earlier_tokens_counts_with_positions_alone(attention, encoding):
-    # One layer: with more, the causal mask alone gives the order away.
-    config = Config(attention, encoding, **SMALL | {"layers": 1})
-    weights, tokens = tiny_model.initial(config, 0), some_tokens(8)
-    swapped = tokens[:, [6, 5, 4, 3, 2, 1, 0, 7]]
-    first, second = (tiny_model.logits(config, weights, x)[:, -1] for x in (tokens, swapped))
-    difference = (first - second).abs().max()
-    assert difference < 1e-5 if encoding == "none" else difference > 1e-3
-
-
 @pytest.mark.exhaustive
-@every_combination
+@pytest.mark.parametrize(("attention", "encoding"), COMBINATIONS[::3])
 def test_training_learns_and_jax_gives_its_logits(attention, encoding, tensors):
     jax = pytest.importorskip("jax")
     import train_tiny_jax

@@ -7,7 +7,6 @@ from pathlib import Path
 import yaml
 
 import rope_xp
-from rope_xp._dispatch import find
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -66,7 +65,3 @@ def test_commands_of_releasing_name_what_is_there():
     named = set(re.findall(r"(?:\.ci|\.github|constraints|docs|rope_xp)/[\w./]+\w", text))
     assert {".ci/run", ".ci/release", ".github/workflows/release.yml"} <= named
     assert [name for name in named if not (ROOT / name).exists()] == []
-
-
-def test_security_names_the_entry_points():
-    assert f"`{find.ENTRY_POINTS}`" in (ROOT / "SECURITY.md").read_text()

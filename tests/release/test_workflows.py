@@ -50,11 +50,6 @@ def test_actions_are_pinned_by_commit(file):
     assert [a for a in actions if a not in local and not PINNED.fullmatch(a)] == []
 
 
-def test_an_action_has_one_pin():
-    pins = {p for file in WORKFLOWS for p in re.findall(PINNED, file.read_text())}
-    assert len({pin.partition("@")[0] for pin in pins}) == len(pins)
-
-
 @ALL
 def test_jobs_may_do_no_more_than_they_need(file):
     """What may write runs no code of the repository, and no expression becomes a command."""

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import diffusers
 import torch
-from diffusers.models.embeddings import get_3d_rotary_pos_embed, get_3d_rotary_pos_embed_allegro
+from diffusers.models.embeddings import get_3d_rotary_pos_embed
 
 
 class Small(NamedTuple):
@@ -33,18 +33,11 @@ def _noise(*shape):
     return torch.randn(shape, generator=generator)
 
 
-def _allegro_tables():
-    *tables, times, rows, columns = get_3d_rotary_pos_embed_allegro(24, ((0, 0), (2, 3)), (2, 3), 3)
-    cells = torch.cartesian_prod(times.long(), rows.long(), columns.long())
-    return tuple(tables), tuple(cells.T[:, None])
-
-
 _TIME = torch.tensor([500.0, 20.0])
 _MASK = torch.ones(2, 5)
 _TEXT = {"encoder_hidden_states": _noise(2, 5, 8)}
 _PATCHES = {"hidden_states": _noise(2, 12, 4), **_TEXT}
 _VIDEO = {"hidden_states": _noise(2, 4, 3, 4, 6), **_TEXT}
-_LINEAR_TEXT = {"encoder_hidden_states": _noise(2, 1, 5, 8)}
 _HEADS = {"attention_head_dim": 16, "num_attention_heads": 2, "num_layers": 1}
 _CHANNELS = {"in_channels": 4, "out_channels": 4}
 _AXES = {"axes_dims_rope": (4, 4, 8)}
@@ -122,45 +115,6 @@ SMALL = (
             "max_size": (16, 16, 16), "concat_padding_mask": False, "extra_pos_embed_type": None,
         },
         {**_VIDEO, "timestep": _TIME / 1000, "fps": 16},
-    ),
-    Small(
-        "ltx", "LTXVideoTransformer3DModel",
-        {**_HEADS, **_CHANNELS, "cross_attention_dim": 32, "caption_channels": 8},
-        {
-            **_PATCHES, "timestep": _TIME, "encoder_attention_mask": _MASK, "num_frames": 1,
-            "height": 3, "width": 4, "rope_interpolation_scale": (8 / 25, 32, 32),
-        },
-    ),
-    Small(
-        "allegro", "AllegroTransformer3DModel",
-        {
-            **_HEADS, **_CHANNELS, "attention_head_dim": 24, "cross_attention_dim": 48,
-            "sample_height": 4, "sample_width": 6, "sample_frames": 3, "caption_channels": 8,
-        },
-        {
-            **_VIDEO, **_LINEAR_TEXT, "timestep": _TIME.long(), "encoder_attention_mask": _MASK,
-            "image_rotary_emb": _allegro_tables(),
-        },
-    ),
-    Small(
-        "sana_wm", "SanaWMTransformer3DModel",
-        {
-            "in_channels": 4, "num_layers": 2, "hidden_size": 48, "num_attention_heads": 2,
-            "softmax_every_n": 2, "linear_head_dim": 24, "caption_channels": 8,
-            "chunk_plucker_channels": 4, "chunk_plucker_post_attn_blocks": 1,
-        },
-        {
-            **_VIDEO, **_LINEAR_TEXT, "timestep": _TIME[:, None, None].expand(2, 1, 3),
-            "mask": _MASK,
-        },
-    ),
-    Small(
-        "sana_video", "SanaVideoTransformer3DModel",
-        {
-            **_HEADS, **_CHANNELS, "attention_head_dim": 12, "num_cross_attention_heads": 2,
-            "cross_attention_head_dim": 12, "cross_attention_dim": 24, "caption_channels": 8,
-        },
-        {**_VIDEO, "timestep": _TIME},
     ),
 )  # fmt: skip
 flux, wan, z_image, hidream = (

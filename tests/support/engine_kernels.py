@@ -21,11 +21,11 @@ def turn(x, cos, sin, neox):
     return y
 
 
-def make(turn=turn, table=lambda t: t, place=lambda p: p, rms=None):
-    """Return the kernels of a rotation, of a look-up table, of positions, and of a norm."""
+def make(turn=turn, rms=None):
+    """Return the kernels of a rotation and of a norm."""
 
     def look_up(cos_sin, positions):
-        rows = table(cos_sin)[place(positions)]
+        rows = cos_sin[positions]
         return rows[..., : rows.shape[-1] // 2], rows[..., rows.shape[-1] // 2 :]
 
     def vllm(positions, query, key, head_size, cos_sin_cache, is_neox):
@@ -46,8 +46,7 @@ def make(turn=turn, table=lambda t: t, place=lambda p: p, rms=None):
             lane = np.arange(rotary_dim // 2) % 3
             lane[lane * 0 + np.arange(len(lane)) // 3 >= np.array(sections)[lane]] = 0
         lane, pairs = (lanes or (lambda lane: lane))(lane), np.arange(rotary_dim // 2)
-        rows = (t[lane, :, pairs].T for t in (cos, sin))
-        cos, sin = rows
+        cos, sin = (t[lane, :, pairs].T for t in (cos, sin))
         views = (x.view(len(x), -1, head_size) for x in (q, k))
         return tuple(turn(x, cos, sin, is_neox).flatten(1) for x in views)
 
@@ -63,7 +62,7 @@ def make(turn=turn, table=lambda t: t, place=lambda p: p, rms=None):
 
     def flashinfer(q, k, pos_ids, rotary_dim, interleave, rope_scale, rope_theta):
         w = rope_theta ** (-torch.arange(0, rotary_dim, 2).double() / rotary_dim) / rope_scale
-        angles = place(pos_ids)[:, None] * w
+        angles = pos_ids[:, None] * w
         tables = angles.cos().float(), angles.sin().float()
         return tuple(turn(x, *tables, not interleave) for x in (q, k))
 
@@ -89,13 +88,13 @@ def make(turn=turn, table=lambda t: t, place=lambda p: p, rms=None):
         p = start_positions[:, None] + torch.arange(t.shape[1])
         if cu_seqlens is not None:
             p = sequence_positions(cu_seqlens, start_positions)
-        angles = freqs[place(p).long(), 0, 0]
+        angles = freqs[p.long(), 0, 0]
         angles = angles[..., ::2] if interleaved else angles[..., : angles.shape[-1] // 2]
         return turn(t, angles.cos(), angles.sin(), not interleaved)
 
     def huggingface(q, k, cos, sin, neox=True):
         columns = slice(cos.shape[-1] // 2) if neox else slice(None, None, 2)
-        tables = [table(t)[..., columns] for t in (cos, sin)]
+        tables = [t[..., columns] for t in (cos, sin)]
         halves = (turn(x.swapaxes(1, 2), *tables, neox).swapaxes(1, 2) for x in (q, k))
         return tuple(halves)
 
@@ -120,7 +119,7 @@ def make(turn=turn, table=lambda t: t, place=lambda p: p, rms=None):
         sections, rest = (rest[0], rest[1:]) if isinstance(rest[0], list) else (None, rest)
         mode, _, base, scale, ext, attn, _, _ = rest
         w = base ** (-np.arange(0, n_dims, 2) / n_dims) * scale / (1.0 if c is None else c)
-        b, lane = place(b), np.zeros(n_dims // 2, int)
+        lane = np.zeros(n_dims // 2, int)
         if sections:
             assert mode == 8
             b, lane = b.reshape(4, -1), np.repeat(np.arange(4), sections)
@@ -134,7 +133,7 @@ def make(turn=turn, table=lambda t: t, place=lambda p: p, rms=None):
 
         w = base ** (-np.arange(0, dims, 2) / dims) if freqs is None else 1.0 / np.array(freqs)
         host, p = np.array(x), np.array(offset)[:, None] + np.arange(x.shape[2])
-        angles = place(p)[..., None] * scale * w
+        angles = p[..., None] * scale * w
         tables = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
         return mx.array(turn(host.swapaxes(1, 2), *tables, not traditional).swapaxes(1, 2))
 

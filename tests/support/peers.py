@@ -51,31 +51,6 @@ def flash_tables(positions):
     return angles.cos(), angles.sin()
 
 
-def gpt_neox(q, k, cos, sin):
-    cos, sin = cos[:, None], sin[:, None]
-    r = cos.shape[-1]
-
-    def rotate(x):
-        y = x[..., :r]
-        half = torch.cat([-y[..., r // 2 :], y[..., : r // 2]], dim=-1)
-        return torch.cat([y * cos + half * sin, x[..., r:]], dim=-1)
-
-    return rotate(q), rotate(k)
-
-
-def liger(q, k, cos, sin):
-    n = cos.shape[-1] // 2
-    c, s = cos[:, None, :, :n], sin[:, None, :, :n]
-    halves = ((x[..., :n], x[..., n:]) for x in (q, k))
-    return tuple(torch.cat([a * c - b * s, b * c + a * s], dim=-1) for a, b in halves)
-
-
-def doubled_tables(positions):
-    angles = compute_angles(positions)
-    angles = torch.cat([angles, angles], dim=-1)
-    return angles.cos(), angles.sin()
-
-
 def keras_hub(x, positions, factor=4.0):
     """Halves stacked and reshaped, of a layer with a factor on frequencies."""
     w = np.power(np.float32(1e4), -np.arange(0, 64, 2, dtype=np.float32) / np.float32(64))

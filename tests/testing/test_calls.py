@@ -85,20 +85,6 @@ def test_function_in_place_passes():
     assert identify(function, HEAD_DIM).faults == ()
 
 
-def test_a_batch_that_decodes_is_called() -> None:
-    """As mlx#3494: one token of each sequence takes the position of the first."""
-
-    def function(q: Any, k: Any, positions: Any) -> Any:
-        if positions.ndim != 2:
-            raise ValueError("positions must be (batch, tokens)")
-        if q.shape[2] == 1:
-            positions = np.broadcast_to(positions[:1], positions.shape)
-        return rotate(q, k, positions)
-
-    with pytest.raises(AssertionError, match="position 131071, that of batch entry 0"):
-        assert_rotates(function, ROPE, HEAD_DIM)
-
-
 def test_calls_have_as_few_tokens_as_asked_for() -> None:
     sizes = []
 
@@ -173,27 +159,6 @@ def test_a_layer_without_positions() -> None:
     assert_rotates(lambda q, k, positions: (q, k), None, HEAD_DIM)
     with pytest.raises(AssertionError, match="it rotates as RoPE.*, in a layer without positions"):
         assert_rotates(rotate, None, HEAD_DIM)
-
-
-def test_sections_of_a_table_for_each_component() -> None:
-    """As Qwen2-VL: cos and sin for each component, of which a function takes sections.
-
-    jax takes the last one for any beyond, and so two components for three.
-    """
-    rope = RoPE(layout="half", position_axes=(0, 0, 1, 1, 1, 2, 2, 2))
-
-    def tables(positions: Any) -> Any:
-        return ROPE.cos_sin(positions, HEAD_DIM)
-
-    def function(q: Any, k: Any, cos: Any, sin: Any) -> Any:
-        axes, pairs = np.array(rope.position_axes), np.arange(8)
-        cos, sin = (np.moveaxis(t[axes, ..., pairs], 0, -1) for t in (cos, sin))
-        angles = rope.with_tables(cos, sin)
-        return angles.apply(q, k, axes="bhsd")
-
-    assert_rotates(function, rope, HEAD_DIM, tables=tables)
-    found = identify(function, HEAD_DIM, tables=tables, like=np.ones(1, np.float32))
-    assert found.rope == rope
 
 
 def test_tables_in_one_argument() -> None:

@@ -1,4 +1,7 @@
-"""Kernels with the signatures of engines: right ones pass, and each planted fault is named."""
+"""Kernels with the signatures of engines: right ones pass, and faults of engines are named.
+
+Faults of a rotation alone are in test_planted.py.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -39,19 +42,16 @@ class Case(NamedTuple):
     rope: RoPE
     message: str = ""
     options: dict[str, Any] = {}  # noqa: RUF012  # never written to
-    layer: Any = "rope"  # what assert_rotates expects
     positions: Any = None
     atol: float | None = None
-    head_dim: int = D
 
     def run(self) -> None:
         function = getattr(conventions, self.engine)(
-            self.kernel, self.rope, self.head_dim, **self.shared("norm", "slots", "ragged")
+            self.kernel, self.rope, D, **self.shared("norm", "slots", "ragged")
         )
-        layer = self.rope if self.layer == "rope" else self.layer
         expected = self.shared("norm", "slots")
         limits = {"positions": self.positions, "atol": self.atol}
-        assert_rotates(function, layer, self.head_dim, **expected, **limits)
+        assert_rotates(function, self.rope, D, **expected, **limits)
 
     def shared(self, *names: str) -> dict[str, Any]:
         return {name: self.options[name] for name in names if name in self.options}
@@ -101,11 +101,6 @@ def test_right_kernels_raise_no_alarm(name: str) -> None:
         assert identify(function, D).faults == ()
 
 
-def rotate_with(change: Callable[..., Any]) -> dict[str, Any]:
-    """Return the kernels whose cos and sin are changed before the rotation."""
-    return make(turn=lambda x, cos, sin, neox: turn(x, *change(x, cos, sin), neox))
-
-
 def turned(change: Callable[..., Any]) -> dict[str, Any]:
     """Return the kernels whose rotation is changed: change(x, cos, sin, neox)."""
     return make(turn=change)
@@ -115,42 +110,6 @@ def swap_halves(x: Any, cos: Any, sin: Any, neox: bool) -> Any:
     y, n = turn(x, cos, sin, neox), cos.shape[-1]
     y[..., : 2 * n] = torch.cat([y[..., n : 2 * n], y[..., :n]], -1)
     return y
-
-
-def trailing(x: Any, cos: Any, sin: Any, neox: bool) -> Any:
-    return turn(x.flip(-1), cos.flip(-1), -sin.flip(-1), neox).flip(-1)
-
-
-def add_instead(x: Any, cos: Any, sin: Any, neox: bool) -> Any:
-    y, n = turn(x, cos, sin, neox), cos.shape[-1]
-    y[..., :n] += 2 * x[..., n : 2 * n] * sin[..., None, :]
-    return y
-
-
-def write_early(x: Any, cos: Any, sin: Any, neox: bool) -> Any:
-    """Write the first half before the second has read it."""
-    n, (cos, sin) = cos.shape[-1], (cos[..., None, :], sin[..., None, :])
-    y = x.clone()
-    y[..., :n] = y[..., :n] * cos - y[..., n : 2 * n] * sin
-    y[..., n : 2 * n] = y[..., n : 2 * n] * cos + y[..., :n] * sin
-    return y
-
-
-def heads_of_k(positions: Any, query: Any, key: Any, head_size: int, *last: Any) -> None:
-    """Rotate as many heads of q as there are of k."""
-    heads = key.shape[1]
-    part = query[:, :heads].clone()
-    RIGHT["vllm"](positions, part, key, head_size, *last)
-    query[:, :heads] = part
-
-
-def first_offset(x: Any, dims: int, *, offset: Any, **options: Any) -> Any:
-    """Take the offset of the first sequence for all of a batch that decodes."""
-    import mlx.core as mx
-
-    if x.shape[2] == 1:
-        offset = mx.broadcast_to(offset[:1], offset.shape)
-    return RIGHT["mlx"](x, dims, offset=offset, **options)
 
 
 def from_zero(x: Any, cos: Any, sin: Any, *, seqlen_offsets: Any, **options: Any) -> Any:
@@ -186,57 +145,11 @@ def k_before(q: Any, k: Any, v: Any, *caches: Any, **options: Any) -> None:
     RIGHT["sglang"](q, k, table, positions, **options)
 
 
-def other_base(q: Any, k: Any, p: Any, r: int, interleave: bool, scale: float, base: float) -> Any:
-    return RIGHT["flashinfer"](q, k, p, r, interleave, scale, 10000.0)
-
-
-def scale_twice(a: Any, b: Any, c: Any, n: int, mode: int, ctx: int, base: float, scale: float,
-                *last: Any) -> Any:  # fmt: skip
-    return RIGHT["ggml"](a, b, c, n, mode, ctx, base, scale**2, *last)
-
-
-def no_factors(a: Any, b: Any, c: Any, *last: Any) -> Any:
-    return RIGHT["ggml"](a, b, None, *last)
-
-
-def normal_mode(a: Any, b: Any, c: Any, n: int, mode: int, *last: Any) -> Any:
-    return RIGHT["ggml"](a, b, c, n, 0, *last)
-
-
-def no_mscale(t: Any, freqs: Any, **options: Any) -> Any:
-    return RIGHT["megatron"](t, freqs, **options | {"mscale": 1.0})
-
-
-def as_halves(q: Any, k: Any, cos: Any, sin: Any) -> Any:
-    """Read tables of neighbours as if they were of halves."""
-
-    def rotate(x: Any) -> Any:
-        other = torch.cat([-x[..., D // 2 :], x[..., : D // 2]], -1)
-        return x * cos[:, None] + other * sin[:, None]
-
-    return rotate(q), rotate(k)
-
-
-def exponents_of_head(rows: Any) -> Any:
-    """Return the angles of a slice with the exponents of the whole head."""
-    n, p = rows.shape[-1] // 2, torch.arange(len(rows)).double()
-    angles = p[:, None] * 10000.0 ** (-torch.arange(n).double() / D * 2)
-    return torch.cat([angles.cos(), angles.sin()], -1).float()
-
-
 def in_float32(q: Any, k: Any, p: Any, r: int, interleave: bool, scale: float, base: float) -> Any:
     """Compute angles as float32 products."""
     w = (1.0 / base ** (torch.arange(0, r, 2).float() / r)) / scale
     angles = p.float()[:, None] * w
     return tuple(turn(x, angles.cos(), angles.sin(), not interleave) for x in (q, k))
-
-
-def bf16(x: Any) -> Any:
-    return x.to(torch.bfloat16).to(x.dtype)
-
-
-def bf16_positions(q: Any, k: Any, p: Any, r: int, interleave: bool, *last: Any) -> Any:
-    return RIGHT["flashinfer"](q, k, bf16(p.float()).double(), r, interleave, *last)
 
 
 def normed(change: Callable[..., Any]) -> dict[str, Any]:
@@ -256,56 +169,13 @@ FAULTS = {
         partial(LANE, lanes=lambda lane: (3 - lane) % 3), LANES, "position_axes is (0, 0, 0, 0, 2"),
     "sections in blocks for turns": VLLM(
         partial(LANE, lanes=lambda lane: np.sort(lane)), TURNS, "position_axes is (0, 0, 0, 0, 0"),
-    "halves for neighbours, as the indexer": VLLM(
-        turned(lambda x, c, s, neox: turn(x, c, s, not neox))["vllm"], PAIRS,
-        "layout is 'half', and not 'interleaved'"),
-    "mode of neighbours for 39 architectures": Case(
-        "ggml", normal_mode, HALF, "layout is 'interleaved', and not 'half'"),
-    "batch that decodes": Case(
-        "mlx", first_offset, HALF, "that of batch entry 0"),
-    "off by one after padding": VLLM(
-        make(place=lambda p: (p + 1).clip(max=131_071))["vllm"], HALF, "positions are off by +1"),
-    "off by minus one": Case("ggml", make(place=lambda p: p - 1)["ggml"], HALF,
-                             "positions are off by -1"),
-    "table too short": VLLM(
-        make(place=lambda p: p.clip(max=4095))["vllm"], HALF,
-        "positions from 4096 on are treated as 4095"),
-    "table that wraps": Case("sglang", make(place=lambda p: p % 32_768)["sglang"], HALF,
-                             "positions restart at 0 from 32768 on"),
-    "int16 positions": Case("flashinfer", make(place=lambda p: p.short())["flashinfer"], HALF,
-                            "wrap around to -32768 at 32768"),
-    "factor twice": Case("ggml", scale_twice, LINEAR,
-                         "scaling is Linear(factor=16.0), and not Linear(factor=4.0)"),
-    "scaling of the configuration ignored": Case(
-        "ggml", no_factors, LLAMA3, "scaling is None, and not Llama3", head_dim=64),
-    "attention factor missing": Case("megatron", no_mscale, YARN,
-                                     "attention factor is 1, and not 1.13863"),
-    "attention factor twice": VLLM(
-        rotate_with(lambda x, c, s: (c * FACTOR, s * FACTOR))["vllm"], YARN,
-        "attention factor is 1.29648, and not 1.13863"),
     "attention factor on all components": VLLM(
         turned(lambda x, c, s, neox: torch.cat(
             [turn(x, c, s, neox)[..., :16], FACTOR * x[..., 16:]], -1))["vllm"],
         RoPE(layout="half", rotary_dim=16, scaling=YARN.scaling),
         "components that do not turn are multiplied by 1.13863"),
-    "bfloat16 positions": Case("flashinfer", bf16_positions, HALF,
-                               "positions are rounded to bfloat16"),
-    "table in bfloat16": VLLM(make(table=bf16)["vllm"], HALF,
-                              "cos and sin are rounded to bfloat16"),
-    "layer without positions rotated": VLLM(RIGHT["vllm"], HALF, "in a layer without positions",
-                                            layer=None),
-    "sign of sin": VLLM(rotate_with(lambda x, c, s: (c, -s))["vllm"], HALF,
-                        "q turns by the negative angle"),
-    "cos and sin swapped": VLLM(rotate_with(lambda x, c, s: (s, c))["vllm"], HALF,
-                                "cos and sin are swapped"),
-    "minus missing": VLLM(turned(add_instead)["vllm"], HALF, "one must subtract it"),
-    "slice at the wrong end": VLLM(turned(trailing)["vllm"], PART,
-                                   "rotary_offset is 16, and not 0"),
     "halves swapped": VLLM(turned(swap_halves)["vllm"], HALF,
                            "the two results are written to each other's place"),
-    "half written before the other reads it": VLLM(turned(write_early)["vllm"], HALF,
-                                                   "the norm is not kept"),
-    "heads of q as many as of k": VLLM(heads_of_k, HALF, "which is unchanged"),
     "offsets of sequences ignored": Case("flash_attn", from_zero, HALF,
                                          "its index in the call matters too"),
     "cu_seqlens ignored": Case("fla", packed_as_one, HALF,
@@ -313,16 +183,9 @@ FAULTS = {
     "positions that run through the batch": Case(
         "flashinfer", ragged_as_one, HALF, "positions run on from sequence to sequence",
         {"ragged": True}),
-    "wrong base": Case("flashinfer", other_base, BASE, "base is 10000, and not 500000"),
-    "exponents of the whole head": VLLM(make(table=exponents_of_head)["vllm"], PART,
-                                        "base is 100, and not 10000"),
     "float32 product at a million": Case(
         "flashinfer", in_float32, HALF, "as with angles that are products in float32",
         positions=(0, 1, 5, 1_000_003), atol=1e-3),
-    "table of neighbours read as halves": Case("huggingface", as_halves, PAIRS,
-                                               "laid out for neighbours, but the rotation reads"),
-    "bias added": Case("liger", lambda q, k, cos, sin: tuple(
-        y + 0.1 for y in RIGHT["huggingface"](q, k, cos, sin)), HALF, "adds a constant to q"),
     "norm after the rotation": NORMED(normed(after)["vllm_norm"], HALF,
                                       "q is normalised after the rotation"),
     "offset of the norm missing": Case(
@@ -336,8 +199,6 @@ FAULTS = {
             "vllm_norm"], HALF, "the mean of q is subtracted, as in LayerNorm"),
     "not normalised": NORMED(normed(lambda x, w, eps, rotate: rotate(x))["vllm_norm"], HALF,
                              "q is not normalised"),
-    "sign of sin after a norm": NORMED(
-        rotate_with(lambda x, c, s: (c, -s))["vllm_norm"], HALF, "q turns by the negative angle"),
     "slots off by one": Case("sglang", slots_after, HALF, "slots are off by +1", {"slots": True}),
     "k in the cache before its rotation": Case("sglang", k_before, HALF, "k is not turned",
                                                {"slots": True}),

@@ -1,6 +1,5 @@
 """No false alarm over the rotations of other libraries: their code, or their formulae anew."""
 
-import importlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -13,12 +12,9 @@ pytest.importorskip("torch")
 import torch
 from support.peers import (
     ROWS,
-    doubled_tables,
     flash_attn,
     flash_tables,
-    gpt_neox,
     keras_hub,
-    liger,
     meta,
     torchtune,
     yarn,
@@ -46,8 +42,6 @@ PEERS = {
     "torchtune": Peer(torchtune, RoPE(), refuses=True),
     "meta": Peer(meta, RoPE(base=5e5)),
     "flash-attn": Peer(flash_attn, RoPE(rotary_dim=32), tables=flash_tables),
-    "liger": Peer(liger, RoPE(layout="half"), "bhsd", tables=doubled_tables),
-    "gpt-neox": Peer(gpt_neox, RoPE(layout="half", rotary_dim=64), "bhsd", 96, doubled_tables),
     "keras-hub": Peer(keras_hub, RoPE(layout="half", scaling=scaling.Linear(4.0)), like=NUMPY),
     "yarn": Peer(yarn, RoPE(layout="half", scaling=scaling.YaRN(16.0, 4096)), "bhsd"),
 }
@@ -98,26 +92,3 @@ def test_rotary_embedding_torch_has_no_fault_but_xpos(options, rope):
         return
     with pytest.raises(ValueError, match="turned differently with and without"):
         identify(function, 64, like=TORCH)
-
-
-@pytest.mark.parametrize("interleaved", [0, 1])
-def test_onnx_operator_has_no_fault(interleaved):
-    onnx = pytest.importorskip("onnx")
-    reference = importlib.import_module("onnx.reference")
-    helper, names = onnx.helper, ["x", "cos", "sin", "y"]
-    node = helper.make_node("RotaryEmbedding", names[:3], names[3:], interleaved=interleaved)
-    values = [helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, None) for n in names]
-    graph = helper.make_graph([node], "rotation", values[:3], values[3:])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)])
-    session = reference.ReferenceEvaluator(model)
-
-    def tables(positions):
-        angles = positions[..., None] * 10000.0 ** (-np.arange(16) / 16)
-        return tuple(f(angles).astype(np.float32) for f in (np.cos, np.sin))
-
-    def function(x, *cos_sin):
-        cos, sin = (np.broadcast_to(t, (len(x), *t.shape[-2:])) for t in cos_sin)
-        return session.run(None, {"x": x, "cos": cos, "sin": sin})[0]
-
-    rope = RoPE(layout="interleaved" if interleaved else "half")
-    check(identify(function, 32, tables=tables, like=NUMPY), rope, 32)
