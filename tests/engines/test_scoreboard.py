@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-HERE = Path(__file__).parents[2] / "docs" / "tools" / "scoreboard"
+HERE = Path(__file__).parent
 STORED: dict[str, Any] = json.loads((HERE / "results.json").read_text())
 
 

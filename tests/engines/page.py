@@ -15,7 +15,7 @@ _MARKS = {
     "wrong": "**wrong**",
 }
 _INTRODUCTION = """\
-<!-- Made by docs/tools/scoreboard/scoreboard.py from docs/tools/scoreboard/results.json. -->
+<!-- Made by tests/engines/scoreboard.py from tests/engines/results.json. -->
 
 # Scoreboard
 
@@ -24,7 +24,7 @@ packages. Results were measured on {dates}, while other work ran on the machine.
 times, so that the load does not change them. Kernels of Triton run in its interpreter. Rows with the note "file alone"
 import a file, or files, without the rest of its package. The versions are pinned in `constraints/engines.txt` and
 `constraints/test.txt`. To measure again, install them as `.ci/engines` does, and run
-`python docs/tools/scoreboard/scoreboard.py`.
+`python tests/engines/scoreboard.py`.
 
 ✓ right; – not offered; "not run" not tried; "raises" an error instead of a result; **wrong** a wrong result without an
 error, described under [Findings](#findings) with a script that shows it. Differences by design are not wrong.

@@ -1,10 +1,10 @@
 """Make docs/scoreboard.md: what the rotations of other packages do, measured on a CPU.
 
-python docs/tools/scoreboard/scoreboard.py            measure all that is installed, and write the page
-python docs/tools/scoreboard/scoreboard.py NAME ...   measure some packages anew
-python docs/tools/scoreboard/scoreboard.py --render   write the page from results.json
-python docs/tools/scoreboard/scoreboard.py --check    check that the page is that of results.json
-python docs/tools/scoreboard/scoreboard.py --compare FILE   check that verdicts are those of FILE
+python tests/engines/scoreboard.py            measure all that is installed, and write the page
+python tests/engines/scoreboard.py NAME ...   measure some packages anew
+python tests/engines/scoreboard.py --render   write the page from results.json
+python tests/engines/scoreboard.py --check    check that the page is that of results.json
+python tests/engines/scoreboard.py --compare FILE   check that verdicts are those of FILE
 """
 
 import argparse
@@ -20,10 +20,10 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 RESULTS = Path(os.environ.get("SCOREBOARD_RESULTS", HERE / "results.json"))
-PAGE = HERE.parents[1] / "scoreboard.md"
+PAGE = HERE.parents[1] / "docs" / "scoreboard.md"
 FILES = ("modules", "kernels", "arrays_of_jax", "graphs")
 os.environ |= {"TRITON_INTERPRET": "1", "KERAS_BACKEND": "torch", "JAX_PLATFORMS": "cpu"}
-sys.path[:0] = [str(HERE), str(HERE.parents[2])]
+sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
 
 def measure_file(file: str, names: list[str], date: str) -> None:
