@@ -166,7 +166,7 @@ def test_positions_of_16_bits_are_what_their_dtype_holds(backend):
         np.testing.assert_array_equal(truth(RoPE().rotate, x, positions), expected)
         if dtype in backend.floats:
             # A kernel that reads whole positions alone, then a call that is cached, and run again.
-            for p in (np.floor(positions), positions, positions):
+            for p in (positions.astype(np.int64), positions, positions):
                 rotated = backend.run(RoPE().rotate, backend.make(x), backend.make(p))
             np.testing.assert_allclose(backend.back(rotated), expected, rtol=0, atol=1e-6)
 
