@@ -97,9 +97,8 @@ def angles(
     if head_dim is None:
         checks.check_float(backend, "like", like)
         if not like.shape:
-            raise RopeError(
-                "like is a number; pass an array such as q, whose last axis is head_dim, or head_dim"
-            )
+            msg = "like is a number; pass an array such as q, whose last axis is head_dim"
+            raise RopeError(f"{msg}, or pass head_dim")
         head_dim = like.shape[-1]
     double = backend.dtype_name(like) == "float64"
     slice_of(rope, head_dim)

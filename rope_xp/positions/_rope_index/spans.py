@@ -65,7 +65,7 @@ class SpanIndexer(Indexer):
         self._videos = GridQueue("video_grid_thw", [*_read_videos(name, keys, vision, inputs)])
         if self._is_glm_image:  # which has more grids, for images to be generated
             counts = inputs.get("images_per_sample")
-            if counts is None and images and is_packed:
+            if counts is None and images and is_packed and rows > 1:
                 raise RopeError("cu_seqlens needs images_per_sample, a number for each sequence")
             rows_of_images = _split_images(images, counts, rows)
             self._images = [GridQueue("image_grid_thw", grids) for grids in rows_of_images]
