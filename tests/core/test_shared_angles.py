@@ -209,7 +209,7 @@ def test_a_choice_is_undone_shared_by_layers_and_written_in_place(rng):
     norm = QKNorm(eps=1e-5)
     same(choice.apply(q, k, positions), expected)
     same(choice.apply(q, k, positions, norm=norm), angles.apply(q, k, norm=norm))
-    same([choice.rotate(q, positions, norm=norm)], [angles.rotate(q, norm=norm)])
+    same(choice.rotate(q, positions, norm=norm), angles.rotate(q, norm=norm))
     by_size = choice.at(positions, like=slots, head_dim=12)
     same((by_size.cos, by_size.sin), (angles.cos, angles.sin))
     np.testing.assert_array_equal(choice.rotate(q), choice.at(np.arange(3), like=q).rotate(q))
