@@ -88,16 +88,16 @@ class Rotary(torch.nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Rotate queries and keys; see :func:`rope_xp.apply`."""
         if self.learn is None:
-            options = {"axes": self.axes, "k_positions": k_positions, "out": out}
-            return self.rope.apply(q, k, positions, **options, slots=slots, norm=norm)
+            options = {"k_positions": k_positions, "out": out, "slots": slots, "norm": norm}
+            return self.rope.apply(q, k, positions, axes=self.axes, **options)
         if any(option is not None for option in (k_positions, slots, norm)):
             raise RopeError(
                 "k_positions, slots or norm was given, but a layer that learns its frequencies "
                 "rotates q and k by the same positions, to new arrays or out=, and normalizes "
                 "neither; leave it out"
             )
-        options = {"layout": self.rope.layout, "axes": self.axes, "out": out}
-        return apply_frequencies(q, k, positions, self.frequencies, **options)
+        learned: dict[str, Any] = {"layout": self.rope.layout, "axes": self.axes, "out": out}
+        return apply_frequencies(q, k, positions, self.frequencies, **learned)
 
     def at(
         self, positions: Positions, *, like: torch.Tensor, head_dim: int | None = None
