@@ -11,6 +11,7 @@ import numpy as np
 from rope_xp._arguments import parse_tables
 from rope_xp._arguments.axes import parse_axes
 from rope_xp._arguments.slots import rotate_into_slots
+from rope_xp._core import numbers
 from rope_xp._core.caches import cached
 from rope_xp._core.call import Call, RotationSpec, TableLookup, leaves
 from rope_xp._core.path import Path, PathUnavailable
@@ -153,11 +154,13 @@ class Angles:
 PYTREE_CLASSES.append((Angles, ("cos", "sin", "inverse"), ("rope",)))
 
 
-def build_angles(rope: Rope, positions: Any, like: Array) -> Angles:
+def build_angles(rope: Rope, positions: Any, like: Array, head_dim: int | None = None) -> Angles:
     """Return the angles of positions for arrays such as ``like``."""
+    if head_dim is not None:
+        head_dim = numbers.check_positive_int("head_dim", head_dim)
     described = describe_context((like,), None, None, False, None)
     signature = described and call_cache.sign(
-        (build_angles, rope), *described, (like,), positions, None
+        (build_angles, rope, head_dim), *described, (like,), positions, None
     )
     if signature is not None:
         cached_call = call_cache.CALLS.get(signature.key)
@@ -165,7 +168,7 @@ def build_angles(rope: Rope, positions: Any, like: Array) -> Angles:
         if tables is not None:
             (cos, sin), *inverse = tables
             return Angles(cos, sin, rope, *inverse)
-    backend, lookups = parse_tables.angles(rope, positions, like)
+    backend, lookups = parse_tables.angles(rope, positions, like, head_dim)
     computed = [compute_cos_sin(backend, lookup, signature) for lookup in lookups]
     (cos, sin), *inverse = [backend.materialize(*tables) for tables, _ in computed]
     rotations = [rotation for _, rotation in computed if rotation]

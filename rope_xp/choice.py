@@ -85,7 +85,7 @@ class Choice:
                 f"got {which.min()} to {which.max()}"
             )
 
-    def at(self, positions: Positions, *, like: Array) -> Angles:
+    def at(self, positions: Positions, *, like: Array, head_dim: int | None = None) -> Angles:
         """Return the angles of positions, for each sequence from its own RoPE.
 
         See :meth:`rope_xp.RoPE.at`. Each sequence has the same bits as with its own RoPE, if
@@ -105,7 +105,7 @@ class Choice:
         if owner.host and not backend.host:
             which = backend.asarray(which.astype(np.int32), backend.device(like))
         which = backend.integers(which)[..., None, None]
-        by_rope = [build_angles(rope, positions, like) for rope in self.ropes]
+        by_rope = [build_angles(rope, positions, like, head_dim) for rope in self.ropes]
         tables = [(angles.cos, angles.sin) for angles in by_rope]
         inverses = [angles.inverse or (angles.cos, angles.sin) for angles in by_rope]
         has_inverse = any(angles.inverse is not None for angles in by_rope)
@@ -143,9 +143,10 @@ class Choice:
         *,
         axes: str | None = None,
         out: ArrayT | None = None,
+        norm: tuple[ArrayT, float] | QKNorm | None = None,
     ) -> ArrayT:
         """Rotate one array. See :meth:`rope_xp.RoPE.rotate`."""
-        return self._angles_of(x, positions, axes).rotate(x, axes=axes, out=out)
+        return self._angles_of(x, positions, axes).rotate(x, axes=axes, out=out, norm=norm)
 
     def unrotate(
         self,

@@ -280,7 +280,7 @@ class RoPE(RopeFields):
         call = parse.rerotate(self, to, x, old_positions, new_positions, axes, out)
         return choose.run(call)[0]  # type: ignore[no-any-return]  # same kind as x
 
-    def at(self, positions: Positions, *, like: Array) -> Angles:
+    def at(self, positions: Positions, *, like: Array, head_dim: int | None = None) -> Angles:
         """Return the angles of positions, computed once for all layers of a forward pass.
 
         Parameters
@@ -290,6 +290,9 @@ class RoPE(RopeFields):
         like : array, (..., head_dim)
             An array such as q, whose values are not read. The angles have its library, device and
             head_dim; they are float64 if it is, else float32.
+        head_dim : int, optional
+            Of q and k, if the last axis of ``like`` has another length. Then any array will do,
+            such as hidden states or token ids.
 
         Returns
         -------
@@ -302,7 +305,7 @@ class RoPE(RopeFields):
         >>> rope_xp.RoPE().at(1000 + np.arange(4), like=np.ones((1, 4, 8, 64))).cos.shape
         (4, 32)
         """
-        return build_angles(self, positions, like)
+        return build_angles(self, positions, like, head_dim)
 
     def with_tables(self, cos: Array, sin: Array) -> Angles:
         """Return angles from tables of cos and sin, with the layout and slice of this RoPE.

@@ -89,13 +89,18 @@ def check_rope_tables(rope: Rope, cos: Any, sin: Any) -> None:
         _check_pairs(cos.shape[-1], rope.rotary_dim)
 
 
-def angles(rope: Rope, positions: Any, like: Array) -> tuple[Backend, list[TableLookup]]:
+def angles(
+    rope: Rope, positions: Any, like: Array, head_dim: int | None
+) -> tuple[Backend, list[TableLookup]]:
     """Return the lookup of angles for arrays such as ``like``, and any other of the inverse."""
     backend = find.require_backend(like, "like")
-    double = checks.check_float(backend, "like", like) == "float64"
-    if not like.shape:
-        raise RopeError("like is a number; pass an array such as q, whose last axis is head_dim")
-    head_dim = like.shape[-1]
+    if head_dim is None:
+        checks.check_float(backend, "like", like)
+        if not like.shape:
+            msg = "like is a number; pass an array such as q, whose last axis is head_dim"
+            raise RopeError(f"{msg}, or pass head_dim")
+        head_dim = like.shape[-1]
+    double = backend.dtype_name(like) == "float64"
     slice_of(rope, head_dim)
     table_key = TableKey(rope, head_dim, inverse=False, double=double)
     owner = parse.device_backend_of(positions)

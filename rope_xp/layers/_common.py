@@ -16,16 +16,19 @@ def rotate(
     positions: Positions = None,
     *,
     k_positions: Positions = None,
+    out: tuple[Any, Any] | None = None,
+    slots: Any = None,
     norm: QKNorm | None = None,
 ) -> tuple[Any, Any]:
     """Rotate queries and keys; see :func:`rope_xp.apply`."""
     rope: RoPE = layer.rope
-    return rope.apply(q, k, positions, axes=layer.axes, k_positions=k_positions, norm=norm)
+    options = {"k_positions": k_positions, "out": out, "slots": slots, "norm": norm}
+    return rope.apply(q, k, positions, axes=layer.axes, **options)
 
 
-def at(layer: Any, positions: Positions, *, like: Any) -> Angles:
+def at(layer: Any, positions: Positions, *, like: Any, head_dim: int | None = None) -> Angles:
     """Return angles for all layers of a forward pass; see :meth:`rope_xp.RoPE.at`."""
-    angles: Angles = layer.rope.at(positions, like=like)
+    angles: Angles = layer.rope.at(positions, like=like, head_dim=head_dim)
     return angles
 
 

@@ -41,8 +41,11 @@ class Rotary(keras.layers.Layer):
     call = _common.rotate
     at = _common.at
 
-    def compute_output_spec(self, q: Any, k: Any, *_: Any, **__: Any) -> tuple[Any, Any]:
-        """Return the shapes and dtypes of q and k, which the results share."""
+    def compute_output_spec(
+        self, q: Any, k: Any, *_: Any, out: Any = None, slots: Any = None, **__: Any
+    ) -> tuple[Any, Any]:
+        """Return the shapes and dtypes of q and k, or of the key cache with slots."""
+        k = k if slots is None else out[1]
         return keras.KerasTensor(q.shape, q.dtype), keras.KerasTensor(k.shape, k.dtype)
 
     def get_config(self) -> dict[str, Any]:

@@ -82,28 +82,33 @@ class Rotary(torch.nn.Module):
         positions: Positions = None,
         *,
         k_positions: Positions = None,
+        out: tuple[torch.Tensor | None, torch.Tensor] | None = None,
+        slots: Any = None,
         norm: QKNorm | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Rotate queries and keys; see :func:`rope_xp.apply`."""
         if self.learn is None:
-            options = {"axes": self.axes, "k_positions": k_positions, "norm": norm}
-            return self.rope.apply(q, k, positions, **options)
-        if k_positions is not None or norm is not None:
+            options = {"k_positions": k_positions, "out": out, "slots": slots, "norm": norm}
+            return self.rope.apply(q, k, positions, axes=self.axes, **options)
+        if any(option is not None for option in (k_positions, slots, norm)):
             raise RopeError(
-                "k_positions or norm was given, but a layer that learns its frequencies rotates q "
-                "and k by the same positions and normalizes neither; leave it out"
+                "k_positions, slots or norm was given, but a layer that learns its frequencies "
+                "rotates q and k by the same positions, to new arrays or out=, and normalizes "
+                "neither; leave it out"
             )
-        rope, frequencies = self.rope, self.frequencies
-        return apply_frequencies(q, k, positions, frequencies, layout=rope.layout, axes=self.axes)
+        learned: dict[str, Any] = {"layout": self.rope.layout, "axes": self.axes, "out": out}
+        return apply_frequencies(q, k, positions, self.frequencies, **learned)
 
-    def at(self, positions: Positions, *, like: torch.Tensor) -> Angles:
+    def at(
+        self, positions: Positions, *, like: torch.Tensor, head_dim: int | None = None
+    ) -> Angles:
         """Return angles for all layers of a forward pass; see :meth:`rope_xp.RoPE.at`."""
         if self.learn is not None:
             raise RopeError(
                 "at computes angles for all layers of a forward pass, but a layer that learns its "
                 "frequencies has its own; call the layer: rotary(q, k, positions)"
             )
-        return self.rope.at(positions, like=like)
+        return self.rope.at(positions, like=like, head_dim=head_dim)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         *_, errors = rest

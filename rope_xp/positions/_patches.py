@@ -198,6 +198,7 @@ def mrope_from_ids(
     grids: Mapping[str, Any],
     config: object,
     *,
+    cu_seqlens: Any = None,
     xp: Namespace | None = None,
     device: Device | None = None,
 ) -> Array:
@@ -222,6 +223,9 @@ def mrope_from_ids(
         ``downsample_mode`` for MiniCPM-V 4.7.
     config : dict, path or object with ``to_dict()``
         The whole configuration of the model, as in :func:`rope_xp.from_hf_config`.
+    cu_seqlens : array or sequence, (sequences + 1,), optional
+        In host memory: packed sequences in ids (tokens,) or (1, tokens), as in :func:`packed`. Each
+        gets the positions that it has alone; ``images_per_sample`` counts those of each.
     xp, device
         As for :func:`video`.
 
@@ -244,4 +248,4 @@ def mrope_from_ids(
     """
     from rope_xp.positions import _rope_index  # few programs need it
 
-    return values.to_library(_rope_index.get_rope_index(ids, grids, config), xp, device)
+    return values.to_library(_rope_index.get_rope_index(ids, grids, config, cu_seqlens), xp, device)

@@ -34,7 +34,7 @@ def packed(cu_seqlens: Any, *, total: int | None = None) -> Array:
     >>> positions.packed([0, 3, 7]).tolist()
     [0, 1, 2, 0, 1, 2, 3]
     """
-    backend, ends = _parse_ends(cu_seqlens)
+    backend, ends = parse_ends(cu_seqlens)
     total = _count_tokens(ends) if total is None else values.check_count("total", total, 0)
     if isinstance(ends, np.ndarray) and total < ends[-1]:
         raise RopeError(f"total = {total} is less than cu_seqlens[-1] = {ends[-1]}")
@@ -44,7 +44,7 @@ def packed(cu_seqlens: Any, *, total: int | None = None) -> Array:
     return tokens - xp.take(ends, sequence, axis=0)
 
 
-def _parse_ends(cu_seqlens: Any) -> tuple[Backend, Array]:
+def parse_ends(cu_seqlens: Any) -> tuple[Backend, Array]:
     """Return the ends of packed sequences; values in host memory are checked."""
     backend, ends = values.to_integers("cu_seqlens", cu_seqlens)
     if ends.shape[0] == 0:
@@ -61,6 +61,39 @@ def _count_tokens(ends: Array) -> int:
     except (TypeError, ValueError) as error:  # jax and ndonnx, while tracing
         msg = f"cu_seqlens has no values yet; pass the number of tokens as total= ({error})"
         raise RopeError(msg.partition("\n")[0]) from error
+
+
+def from_mask(mask: Any) -> Array:
+    """Return positions of padded sequences, each counted from its first token.
+
+    They are those of ``generate`` in transformers, for padding on the left or the right.
+
+    Parameters
+    ----------
+    mask : array or sequence, (tokens,) or (batch, tokens)
+        Booleans or integers, such as ``attention_mask``: 0 for padding.
+
+    Returns
+    -------
+    array, like mask
+        With the library, device and dtype of :func:`packed`; padding has position 0. The next token
+        of each sequence has position ``mask.sum(-1)``.
+
+    Examples
+    --------
+    >>> from rope_xp import positions
+    >>> positions.from_mask([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]]).tolist()
+    [[0, 0, 0, 1, 2], [0, 1, 2, 3, 4]]
+    """
+    expected = "booleans or integers, (batch, tokens), 0 for padding"
+    options: dict[str, Any] = {"axes": (1, 2), "dtypes": ("int", "uint", "bool")}
+    backend, mask = values.to_integers("mask", mask, expected, **options)
+    xp = backend.xp
+    is_token = mask != 0
+    # torch.compile warns of cumulative_sum, the standard's name, in array_api_compat.
+    cumsum = getattr(xp, "cumsum", None) or xp.cumulative_sum
+    counts = xp.astype(cumsum(xp.astype(is_token, mask.dtype), axis=-1), mask.dtype)
+    return xp.where(is_token, counts - 1, xp.zeros_like(mask))
 
 
 def offsets(lengths: Any, new_tokens: int = 1) -> Array:
@@ -135,7 +168,7 @@ def zigzag(
         if tokens is None:
             raise RopeError("zigzag needs tokens, the number of tokens, or cu_seqlens")
         cu_seqlens = [0, values.check_count("tokens", tokens)]
-    backend, ends = _parse_ends(cu_seqlens)
+    backend, ends = parse_ends(cu_seqlens)
     total = _count_tokens(ends) if tokens is None else values.check_count("tokens", tokens, 0)
     on_host = isinstance(ends, np.ndarray)
     if total % chunks or (on_host and total != ends[-1]):

@@ -87,11 +87,18 @@ def to_library(array: np.ndarray, xp: Namespace | None, device: Device | None) -
     return find.require_backend_of_namespace(xp).asarray(array, device)
 
 
-def to_integers(name: str, values: Any) -> tuple[Backend, Any]:
-    """Return integers with one axis as an array, and its backend."""
+def to_integers(
+    name: str,
+    values: Any,
+    expected: str = "a row of integers",
+    *,
+    axes: Sequence[int] = (1,),
+    dtypes: tuple[str, ...] = ("int", "uint"),
+) -> tuple[Backend, Any]:
+    """Return integers with so many axes as an array, and its backend."""
     values = np.asarray(values) if parse.backend_of(values) is None else values
     backend = find.require_backend(values, name)
     dtype = backend.dtype_name(values)
-    if values.ndim != 1 or not dtype.startswith(("int", "uint")):
-        raise RopeError(f"{name} must be a row of integers; got {dtype} of {tuple(values.shape)}")
+    if values.ndim not in axes or not dtype.startswith(dtypes):
+        raise RopeError(f"{name} must be {expected}; got {dtype} of {tuple(values.shape)}")
     return backend, backend.integers(values)

@@ -45,6 +45,27 @@ def test_builders_return_arrays_of_the_library_that_is_asked_for(backend):
         assert type(result) is type(ends)
 
 
+MASK = np.array([[0, 0, 1, 1], [1, 1, 1, 1], [1, 1, 0, 0], [0, 1, 0, 1], [0, 0, 0, 0]])
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int32", "int64"])
+@pytest.mark.parametrize(
+    "backend",
+    rows(("numpy", "array-api-strict", "torch", "torch-compile", "jax", "jax-jit", "mlx", "dask")),
+)
+def test_positions_from_a_mask_equal_those_of_generate(backend, dtype):
+    torch, generation = map(pytest.importorskip, ("torch", "transformers.generation"))
+    ids, kwargs = torch.tensor(MASK), {"attention_mask": torch.tensor(MASK)}
+    prepare = generation.GenerationMixin._prepare_position_ids_for_generation
+    expected = prepare(None, ids, kwargs).numpy()
+    if dtype == "int64" and backend.module == "jax":
+        pytest.skip("without x64 it has no int64")
+    result = backend.run(positions.from_mask, backend.make(MASK.astype(dtype)))
+    np.testing.assert_array_equal(backend.back(result), expected)
+    assert backend.back(result).dtype == ("int64" if dtype == "int64" else "int32")
+    assert positions.from_mask(MASK[0].tolist()).tolist() == expected[0].tolist()
+
+
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=6), st.integers(1, 4))
 def test_zigzag_cuts_each_packed_sequence_as_a_lone_one(chunks, shards):
     """The split of Transformer Engine's "thd"."""
@@ -206,6 +227,8 @@ WRONG: list[tuple[str, Any]] = [
     (r"spans\[0\] must be a number of tokens or", lambda: positions.mrope([(1, 2)])),
     ("needs xp, the library", lambda: positions.grid(2, 3, device="cuda")),
     ("lengths must be a row of integers", lambda: positions.offsets([[3]])),
+    ("mask must be booleans or integers, .*; got float", lambda: positions.from_mask([0.5])),
+    (r"mask must be .*; got int64 of \(1, 1, 2\)", lambda: positions.from_mask([[[0, 1]]])),
     ("new_tokens must be positive", lambda: positions.offsets([3], 0)),
     ("frames must be positive", lambda: positions.video(-1, 3, 3)),
     (r"spans\[1\] must be positive", lambda: positions.mrope([3, 0])),

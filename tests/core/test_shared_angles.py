@@ -73,6 +73,19 @@ def test_angles_of_device_positions_rotate_as_their_rope(backend, rng):
     check(backend, lambda x, p: RoPE().at(p, like=x).rotate(x), x, POSITIONS, expected=expected)
 
 
+def test_angles_like_any_array_have_the_head_dim_that_is_given(backend, rng):
+    rope, ids = RoPE(layout="half", scaling=YARN), rng.integers(0, 9, (2, 9)).astype(np.int32)
+    expected = truth(rope.at, POSITIONS, like=sample(rng, 16))
+    for like in (ids, sample(rng, 9, 24)):
+        for head_dim in (8, 16, 16):  # the third from the call cache
+            angles = backend.run(
+                lambda x, n=head_dim: rope.at(POSITIONS, like=x, head_dim=n), backend.make(like)
+            )
+        np.testing.assert_array_equal(backend.back(angles.cos), expected.cos)
+    with pytest.raises(TypeError, match="head_dim must be an integer; got 16.0"):
+        rope.at(POSITIONS, like=backend.make(ids), head_dim=16.0)
+
+
 def test_angles_made_in_one_function_rotate_in_another(backend, rng):
     """Each may be compiled by itself."""
     rope, x = RoPE(layout="half", scaling=YARN), sample(rng, 9, 2, 8)
@@ -192,12 +205,15 @@ def test_a_choice_is_undone_shared_by_layers_and_written_in_place(rng):
     angles = choice.at(np.arange(12).reshape(4, 3), like=q)
     np.testing.assert_allclose(angles.unrotate(angles.rotate(q)), q, rtol=0, atol=2e-6)
     expected = angles.apply(q, k)
-    positions, norm = np.arange(12).reshape(4, 3), QKNorm(eps=1e-5)
+    positions, slots = np.arange(24).reshape(2, 4, 3) % 12
+    norm = QKNorm(eps=1e-5)
     same(choice.apply(q, k, positions), expected)
     same(choice.apply(q, k, positions, norm=norm), angles.apply(q, k, norm=norm))
+    same(choice.rotate(q, positions, norm=norm), angles.rotate(q, norm=norm))
+    by_size = choice.at(positions, like=slots, head_dim=12)
+    same((by_size.cos, by_size.sin), (angles.cos, angles.sin))
     np.testing.assert_array_equal(choice.rotate(q), choice.at(np.arange(3), like=q).rotate(q))
     cache = np.zeros((20, 2, 12), np.float32)
-    slots = np.arange(12).reshape(4, 3)
     choice.apply(q, k, positions, slots=slots, out=(None, cache))
     np.testing.assert_array_equal(cache[:12].reshape(4, 3, 2, 12), expected[1])
     results = choice.apply(q, k, positions, out=(q, k))

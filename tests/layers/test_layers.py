@@ -6,6 +6,7 @@ import importlib
 import itertools
 import pickle
 
+import numpy as np
 import pytest
 from support.layers import FRAMEWORKS, ROPES, assert_same, every_framework, inputs
 
@@ -43,6 +44,25 @@ def test_layer_rotates_as_its_rope_does(framework, rope):
     for copied in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
         assert (copied.rope, copied.axes) == (rope, "bshd")
         assert_same(copied(q, k, positions), expected)
+
+
+@every_framework
+def test_layer_writes_where_its_rope_does(framework):
+    rope = ROPES["half"]
+    q, k, positions = inputs(framework, rope)
+    layer, expected = framework.layer(rope), rope.apply(q, k, positions)
+    slots = np.arange(2 * 5)[::-1].reshape(2, 5) * 3
+    cache = framework.array(np.zeros((32, 2, 16), np.float32))
+    rotated, filled = layer(q, k, positions, out=(None, cache), slots=framework.array(slots.copy()))
+    assert_same([rotated, filled[slots.ravel()].reshape(k.shape)], expected)
+    if framework.arrays == "jax":
+        with pytest.raises(TypeError, match="jax arrays cannot be written to"):
+            layer(q, k, positions, out=(q, k))
+        return
+    assert filled is cache
+    results = layer(q, k, positions, out=(q, k))
+    assert_same(results, expected)
+    assert results[0] is q
 
 
 @every_framework

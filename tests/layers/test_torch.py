@@ -10,7 +10,8 @@ import pytest
 from support.exhaustive import exhaustive
 from support.layers import LONGROPE, ROPES, TORCH, assert_same, inputs
 
-from rope_xp import RoPE, RopeError, apply_frequencies
+import rope_xp
+from rope_xp import QKNorm, RoPE, RopeError, apply_frequencies
 
 torch = pytest.importorskip("torch")
 
@@ -203,6 +204,35 @@ def test_compiled_layer_serves_all_lengths_after_one_recompilation(learn):
     assert counter.frame_count <= 2
 
 
+class Normalize(torch.nn.Module):
+    """Normalizes q and k by the formula, or by a QKNorm of each call."""
+
+    def __init__(self, by_formula):
+        super().__init__()
+        self.weights, self.rotary = torch.nn.Parameter(torch.ones(2, 16)), Rotary(ROPES["half"])
+        self.by_formula = by_formula
+
+    def forward(self, q, k, positions):
+        q_weight, k_weight = self.weights
+        if not self.by_formula:
+            return self.rotary(q, k, positions, norm=QKNorm(q_weight, k_weight))
+        q, k = (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) for x in (q, k))
+        return self.rotary(q * q_weight, k * k_weight, positions)
+
+
+def test_qk_norm_built_in_forward_costs_no_graph_more_than_the_formula():
+    graphs, results = {}, {}
+    for by_formula in (True, False):
+        torch._dynamo.reset()
+        model, counter = Normalize(by_formula), CompileCounter()
+        model(*inputs(TORCH, ROPES["half"]))  # the first call of a process sets up the library
+        compiled = torch.compile(model, fullgraph=True, backend=counter)
+        results[by_formula] = [compiled(*inputs(TORCH, ROPES["half"], n)) for n in (5, 5, 6, 7, 5)]
+        graphs[by_formula] = counter.frame_count
+    assert graphs[False] <= graphs[True] == 2
+    torch.testing.assert_close(results[False], results[True], rtol=0, atol=2e-6)
+
+
 # --- arguments ------------------------------------------------------------------------------------
 
 WRONG = {
@@ -232,8 +262,10 @@ def test_learned_frequencies_have_no_angles_for_all_layers():
     q, k, positions = inputs(TORCH, ROPES["half"])
     with pytest.raises(RopeError, match="a layer that learns its frequencies has its own"):
         layer.at(positions, like=q)
-    with pytest.raises(RopeError, match="k_positions or norm was given"):
+    with pytest.raises(RopeError, match="k_positions, slots or norm was given"):
         layer(q, k, positions, k_positions=positions)
+    outs = torch.empty_like(q), torch.empty_like(k)
+    assert_same(layer(q, k, positions, out=outs), layer(q, k, positions))
     with pytest.raises(RopeError, match=r"frequencies has 2 heads, q 4 and k 4"):
         layer(q, q, positions)
 

@@ -54,7 +54,22 @@ def compare(model, ids, inputs, types=None, **theirs):
     for more, keys in (({}, config), (typed, config.to_dict())):
         result = positions.mrope_from_ids(torch.tensor(ids), inputs | more, keys)
         np.testing.assert_array_equal(result, expected.numpy())
+    compare_packed(ids, inputs | typed, config, expected.numpy())
     return expected
+
+
+def compare_packed(ids, inputs, config, expected):
+    """Require the same positions of the same sequences, packed without padding."""
+    mask = np.asarray(inputs.get("attention_mask", np.ones_like(ids))) != 0
+    if len(mask) > 1 and config.model_type == "hunyuan_vl":
+        return  # which numbers images through a batch
+    per_token = ("mm_token_type_ids", "attention_mask")
+    packed = {k: v[mask] if k in per_token else v for k, v in inputs.items() if v is not None}
+    ends = np.cumsum([0, *mask.sum(axis=1)])
+    for rows in (np.array(ids)[mask], np.array(ids)[mask][None]):
+        shaped = packed | {k: packed[k].reshape(rows.shape) for k in per_token if k in packed}
+        result = positions.mrope_from_ids(rows, shaped, config, cu_seqlens=ends)
+        np.testing.assert_array_equal(result.reshape(len(expected), -1), expected[:, mask])
 
 
 def build_prompt(name, config, parts):
@@ -233,6 +248,17 @@ def test_positions_of_hunyuan_vl_are_those_of_the_model(axes, marks):
     inputs = {"image_grid_thw": torch.tensor(grids), "attention_mask": mask}
     expected = compare(model, ids, inputs, (torch.tensor(ids) == image).long())
     assert expected.shape == (axes, 3, len(ids[0]))
+    alone = []
+    for row, sizes in zip(rows, (grids[:2], grids[2:], None), strict=True):
+        types = (torch.tensor([row]) == image).long()
+        inputs = {"image_grid_thw": None if sizes is None else torch.tensor(sizes)}
+        alone.append(model[0](torch.tensor([row]), mm_token_type_ids=types, **inputs)[0][:, 0])
+    ends = np.cumsum([0, *map(len, rows)])
+    packed = {"image_grid_thw": grids}
+    result = positions.mrope_from_ids(
+        [i for row in rows for i in row], packed, config, cu_seqlens=ends
+    )
+    np.testing.assert_array_equal(result, torch.cat(alone, dim=1).numpy())
 
 
 MARKS = ("slice_start_id", "slice_end_id", "image_start_id", "image_end_id", "newline_id")
@@ -350,3 +376,26 @@ def test_mrope_from_ids_refuses_what_does_not_fit(case):
     error = RopeConfigError if case in BAD_CONFIGS else RopeError
     with pytest.raises(error, match=re.escape(message)):
         positions.mrope_from_ids(*arguments)
+
+
+def test_packed_sequences_that_do_not_fit_are_refused():
+    options = {"cu_seqlens": [0, 1, 3]}
+    for ids, message in (
+        ([[1], [2]], "ids of (tokens,) or (1, tokens)"),
+        ([1], "at least 3"),
+    ):
+        with pytest.raises(RopeError, match=re.escape(message)):
+            positions.mrope_from_ids(ids, {}, QWEN, **options)
+    with pytest.raises(RopeError, match="cu_seqlens needs images_per_sample"):
+        positions.mrope_from_ids([1, 2, 3], IMAGE, GLM, **options)
+    rest = positions.mrope_from_ids([1, 2, 3, 4, 5], {}, QWEN, **options)
+    assert rest.tolist() == [positions.packed([0, 1, 3], total=5).tolist()] * 3
+
+
+def test_images_at_the_seam_of_packed_sequences_belong_to_their_own():
+    spans, ends = [[3, (1, 2, 2)], [(1, 1, 2), 2]], [0, 7, 11]
+    inputs = {"image_grid_thw": [[1, 4, 4], [1, 2, 4]]}
+    ids = [1, 1, 1, *[9] * 6, 1, 1]
+    expected = np.concatenate([positions.mrope(s) for s in spans], axis=1)
+    result = positions.mrope_from_ids(ids, inputs, QWEN, cu_seqlens=ends)
+    np.testing.assert_array_equal(result, expected)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -10,23 +11,30 @@ from rope_xp._core.errors import RopeError
 from rope_xp.positions._rope_index.canvases import HunYuanIndexer, MiniCPMIndexer
 from rope_xp.positions._rope_index.indexer import find_model
 from rope_xp.positions._rope_index.spans import SpanIndexer
+from rope_xp.positions._sequences import parse_ends
 from rope_xp.positions._values import to_host
 
 _INDEXERS = {"hunyuan_vl": HunYuanIndexer, "minicpmv4_7": MiniCPMIndexer}
 
 
-def get_rope_index(ids: Any, inputs: Mapping[str, Any], config: object) -> np.ndarray:
+def get_rope_index(
+    ids: Any, inputs: Mapping[str, Any], config: object, cu_seqlens: Any = None
+) -> np.ndarray:
     """Return positions as :func:`rope_xp.positions.mrope_from_ids` describes them."""
     name, keys = find_model(config)
     token_ids = to_host("ids", ids)
     shape = token_ids.shape
     if len(shape) not in (1, 2):
         raise RopeError(f"ids must be (tokens,) or (batch, tokens); got shape {shape}")
-    rows = list(np.ndindex(shape[:-1]))
+    rows = _split_rows(shape, cu_seqlens)
     build = _INDEXERS.get(name, partial(SpanIndexer, name, rows=len(rows)))
-    indexer = build(keys, inputs)
+    indexer = build(keys, inputs, is_packed=cu_seqlens is not None)
     types, mask = inputs.get("mm_token_type_ids"), inputs.get("attention_mask")
-    types = to_host("mm_token_type_ids", indexer.token_types(token_ids) if types is None else types)
+    if types is None:
+        types = np.zeros(shape, np.int64)
+        for row in rows:
+            types[row] = indexer.token_types(token_ids[row])
+    types = to_host("mm_token_type_ids", types)
     mask = np.ones(shape, bool) if mask is None else to_host("attention_mask", mask) != 0
     if types.shape != shape or mask.shape != shape:
         raise RopeError(
@@ -37,7 +45,24 @@ def get_rope_index(ids: Any, inputs: Mapping[str, Any], config: object) -> np.nd
     for i, row in enumerate(rows):
         tokens = mask[row]
         row_positions = indexer.index_row(i, token_ids[row][tokens], types[row][tokens])
-        positions[(slice(None), *row, tokens)] = row_positions
+        positions[:, *row][:, tokens] = row_positions
     for queue in indexer.queues:
         queue.check_all_taken()
     return positions
+
+
+def _split_rows(shape: tuple[int, ...], cu_seqlens: Any) -> list[tuple[int | slice, ...]]:
+    """Return the index of each sequence of a batch or of packed tokens."""
+    if cu_seqlens is None:
+        return [*np.ndindex(shape[:-1])]
+    _, ends = parse_ends(to_host("cu_seqlens", cu_seqlens))
+    if shape[:-1] not in ((), (1,)) or ends[-1] > shape[-1]:
+        raise RopeError(
+            f"cu_seqlens needs ids of (tokens,) or (1, tokens), with at least {ends[-1]} tokens; "
+            f"got shape {shape}"
+        )
+    ends = ends.tolist()
+    if ends[-1] < shape[-1]:  # as in packed, the rest is a sequence too
+        ends.append(shape[-1])
+    leading = (0,) * (len(shape) - 1)
+    return [(*leading, slice(*tokens)) for tokens in pairwise(ends)]

@@ -17,8 +17,8 @@ _MARKS = ("slice_start_id", "slice_end_id", "image_start_id", "image_end_id", "n
 class HunYuanIndexer(Indexer):
     """Counts all tokens, and also the cells of an image, (width, height, image)."""
 
-    def __init__(self, keys: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
-        super().__init__(keys)
+    def __init__(self, keys: Mapping[str, Any], inputs: Mapping[str, Any], is_packed: bool) -> None:
+        super().__init__(keys, is_packed)
         text = read_part(keys.get("text_config") or keys)
         parameters = text.get("rope_parameters") or text.get("rope_scaling") or {}
         sections = parameters.get("mrope_section", parameters.get("xdrope_section")) or ()
@@ -36,10 +36,13 @@ class HunYuanIndexer(Indexer):
     def index_row(self, row: int, ids: np.ndarray, types: np.ndarray) -> np.ndarray:
         """Return the positions (components, tokens) of a sequence."""
         positions = np.tile(np.arange(types.size), (self.components, 1))
+        first: int | None = None
         for token_type, start, stop in indexer.split_runs(types):
             if token_type != IMAGE:
                 continue
             image, (_frames, height, width) = self.queues[0].take()
+            if first is None:  # images are numbered through a batch
+                first = image if self.is_packed else 0
             cells = np.indices((height, width + 1)).reshape(2, -1)  # a newline token ends each row
             marks = stop - start - cells.shape[1]  # some processors put a token on either side
             if marks not in (0, 2):
@@ -47,7 +50,7 @@ class HunYuanIndexer(Indexer):
                 raise self.queues[0].mismatch((height, width), cells.shape[1], stop - start, hint)
             inside = slice(start + marks // 2, stop - marks // 2)
             positions[-3, inside], positions[-2, inside] = cells[1], cells[0]
-            positions[-1, inside] = image
+            positions[-1, inside] = image - first
         return positions
 
 
@@ -62,8 +65,8 @@ class _Frame(NamedTuple):
 class MiniCPMIndexer(Indexer):
     """Counts text, and lays a thumbnail and its slices out on a shared canvas."""
 
-    def __init__(self, keys: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
-        super().__init__(keys)
+    def __init__(self, keys: Mapping[str, Any], inputs: Mapping[str, Any], is_packed: bool) -> None:
+        super().__init__(keys, is_packed)
         self._keys = keys
         mode = inputs.get("downsample_mode") or keys.get("downsample_mode") or "16x"
         merge = 2 if mode == "4x" else 4

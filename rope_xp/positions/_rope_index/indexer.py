@@ -102,7 +102,8 @@ class Indexer(ABC):
     dtype: type = np.int64
     queues: Sequence[GridQueue] = ()  # the grids of which each must have its tokens
 
-    def __init__(self, keys: Mapping[str, Any]) -> None:
+    def __init__(self, keys: Mapping[str, Any], is_packed: bool) -> None:
+        self.is_packed = is_packed  # rows are sequences that count as if alone
         self.token_ids = {
             token_type: keys.get(f"{name}_token_id", keys.get(f"{name}_token_index"))
             for token_type, name in ((IMAGE, "image"), (VIDEO, "video"))

@@ -31,9 +31,15 @@ class SpanIndexer(Indexer):
     """Counts text, images, videos and audio span by span."""
 
     def __init__(
-        self, name: str, keys: Mapping[str, Any], inputs: Mapping[str, Any], rows: int
+        self,
+        name: str,
+        keys: Mapping[str, Any],
+        inputs: Mapping[str, Any],
+        is_packed: bool,
+        *,
+        rows: int,
     ) -> None:
-        super().__init__(keys)
+        super().__init__(keys, is_packed)
         self._is_glm_image, self._is_omni = name == "glm_image", name in indexer.OMNI
         if self._is_glm_image:
             self.token_ids.clear()  # marks alone determine the types
@@ -58,7 +64,10 @@ class SpanIndexer(Indexer):
         images = [Span(grid) for grid in indexer.read_grids(inputs, "image_grid_thw", merge)]
         self._videos = GridQueue("video_grid_thw", [*_read_videos(name, keys, vision, inputs)])
         if self._is_glm_image:  # which has more grids, for images to be generated
-            rows_of_images = _split_images(images, inputs.get("images_per_sample"), rows)
+            counts = inputs.get("images_per_sample")
+            if counts is None and images and is_packed and rows > 1:
+                raise RopeError("cu_seqlens needs images_per_sample, a number for each sequence")
+            rows_of_images = _split_images(images, counts, rows)
             self._images = [GridQueue("image_grid_thw", grids) for grids in rows_of_images]
         else:  # all rows take from the images of the batch
             self._images = [GridQueue("image_grid_thw", images)] * rows
