@@ -10,7 +10,6 @@ import pytest
 from support.exhaustive import exhaustive
 from support.layers import LONGROPE, ROPES, TORCH, assert_same, inputs
 
-import rope_xp
 from rope_xp import QKNorm, RoPE, RopeError, apply_frequencies
 
 torch = pytest.importorskip("torch")
