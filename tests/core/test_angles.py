@@ -165,8 +165,9 @@ def test_positions_of_16_bits_are_what_their_dtype_holds(backend):
         expected = truth(RoPE().rotate, x, positions.astype(np.float64))
         np.testing.assert_array_equal(truth(RoPE().rotate, x, positions), expected)
         if dtype in backend.floats:
-            # A kernel that reads whole positions alone, then a call that is cached, and run again.
-            for p in (positions.astype(np.int64), positions, positions):
+            # Calls of a kernel that reads whole positions alone are cached before.
+            whole = positions.astype(np.int64)
+            for p in (whole, whole, positions, positions):
                 rotated = backend.run(RoPE().rotate, backend.make(x), backend.make(p))
             np.testing.assert_allclose(backend.back(rotated), expected, rtol=0, atol=1e-6)
 
