@@ -106,8 +106,8 @@ def test_angles_objects_take_tables_of_each_head(backend, rng):
 
 @pytest.mark.parametrize("shape", [(2, 5, 8), (2, 5, 2, 8)], ids=["shared", "of heads"])
 def test_a_norm_comes_before_the_rotation(backend, shape, rng):
-    q, k, angles = draw(rng, 2, 5, 4, 20), draw(rng, 2, 5, 2, 20), draw(rng, *shape)
-    for weights in ((draw(rng, 20), draw(rng, 20)), (draw(rng, 4, 20), draw(rng, 2, 20))):
+    q, k, angles = draw(rng, 2, 5, 4, 16), draw(rng, 2, 5, 2, 16), draw(rng, *shape)
+    for weights in ((draw(rng, 16), draw(rng, 16)), (draw(rng, 4, 16), draw(rng, 2, 16))):
         if weights[0].ndim > 1 and backend.path not in (None, "portable", "chunked"):
             continue  # a forced kernel takes one weight for all heads, and says so
 
@@ -126,8 +126,8 @@ def test_a_norm_comes_before_the_rotation(backend, shape, rng):
 def test_cosines_are_those_of_the_angle_as_given(backend, given, rng):
     """A float64 angle keeps its digits for float32 arrays, where those have float64."""
     angles = (rng.uniform(-1, 1, (1, 40)) * (1e6 if given == "float64" else 1e3)).astype(given)
-    if given not in backend.floats and given != "float16":
-        pytest.skip(f"{backend} is not tested with {given}")
+    if given == "float64" and backend.module == "mlx":
+        pytest.skip("mlx computes cos and sin of float64 in float32")
     cos, sin = exact_cos_sin((1.0,), tuple(angles[0].astype(float).tolist()))
     x = np.concatenate([np.ones((1, 1, 40)), np.zeros((1, 1, 40))], -1).astype("f4")
     made = backend.make(angles) if given in backend.floats else angles
