@@ -13,7 +13,7 @@ from support.targets import rows, truth
 
 from rope_xp import QKNorm, RoPE, RopeError, apply_angles, apply_tables
 
-HOSTS = rows(("numpy", "numpy-portable", "numpy-chunked", "numpy-llvm", "torch", "torch-llvm"))
+HOSTS = rows(("numpy-portable", "numpy-chunked", "numpy-llvm", "torch", "torch-llvm"))
 # cos and sin within 1.2e-7 each, |x| below 5, and two roundings of the rotation.
 CLOSE = {"rtol": 0, "atol": 3e-6}
 
@@ -57,7 +57,8 @@ CASES = (
 def test_angles_of_every_shape_equal_complex_numbers(backend, case, rng):
     heads, shape, k_shape, layout, axes, offset = case
     pair = [draw(rng, 2, 5, n, 20) for n in heads]
-    angles = [9 * draw(rng, *s) for s in (shape, k_shape or shape)]
+    angles = [9 * draw(rng, *shape)]
+    angles.append(9 * draw(rng, *k_shape) if k_shape else angles[0])
     order = ["bshd".index(name) for name in axes]
     arrays = [backend.make(x.transpose(order).copy()) for x in pair]
     RoPE().rotate(arrays[0], axes=axes)  # as in test_frequencies.py
@@ -238,7 +239,7 @@ ERRORS: list[tuple[str, dict[str, Any]]] = [
     ("angles has shape (2,); it needs two axes", {"angles": np.ones(2)}),
     ("k_angles[..., 0] has shape (2,)", {"k_angles": np.ones((2, 2))}),
     ("angles has 8 columns, one for each", {"angles": np.ones((3, 8))}),
-    ("angles has 2 columns, one for each rotated pair, and k_an", {"k_angles": np.ones((3, 3))}),
+    ("angles has 2 columns and k_angles 3", {"k_angles": np.ones((3, 3))}),
     ("does not fit in head_dim=8", {"rotary_offset": 6}),
     ("rotary_offset must be an integer", {"rotary_offset": 1.0}),
     ("layout must be one of", {"layout": "neox"}),
@@ -254,9 +255,8 @@ def test_bad_arguments_raise_and_write_nothing(message, changed):
     q, k = np.ones((1, 3, 4, 8)), np.ones((1, 3, 2, 8))
     options = {"angles": np.ones((3, 2)), "out": (q, k)} | changed
     if options["out"] == "swapped":
-        q = k = np.ones((1, 3, 4, 8))
+        k = np.ones_like(q)
         options["out"] = (k, q)
-        q = q.copy()
     with pytest.raises((RopeError, TypeError), match=re.escape(message)):
         apply_angles(q, k, **options)
     assert (q == 1).all()
