@@ -155,7 +155,7 @@ def apply_frequencies(
     frequencies : array, (r/2,), (heads, r/2) or (components, heads, r/2)
         Radians per token, with absolute values below 2**20; larger ones on a device give NaN. An
         array of q's library and device, or of numpy. r <= head_dim components are rotated, the
-        others do not change. heads is that of k, as for grouped queries, or divides both numbers.
+        others do not change. heads is that of k, as for grouped queries, or 1 for all heads.
     layout
         See :class:`RoPE`.
 
@@ -214,7 +214,7 @@ def apply_angles(
         Radians, one column for each pair; r <= head_dim components are rotated. An array of q's
         library and device, or of numpy. Batch and tokens may have length 1, and leading axes may be
         missing, but not from angles with heads: that is how the two are told apart. heads is that
-        of k, as for grouped queries, or divides both numbers of heads.
+        of k, as for grouped queries, or 1; beside k_angles it divides that of q.
     k_angles : array, optional
         Angles of k where they differ from those of q. k may then have other tokens.
     layout, rotary_offset

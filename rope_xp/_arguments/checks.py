@@ -73,14 +73,15 @@ def _suggest_axes(axes: Axes) -> str:
 
 
 def check_heads(argument: str, heads: int, axes: Axes, operands: dict[str, Array]) -> None:
-    """Check that each head of angles is that of as many heads of an array."""
+    """Check that heads of angles are those of k, or 1, or divide those of a single array."""
     counts = {name: x.shape[axes.heads] for name, x in operands.items()}
     check_known(argument, (heads, *counts.values()))
-    if any(count % heads if heads else count for count in counts.values()):
+    fits = not any(count % heads if heads else count for count in counts.values())
+    if not fits or (len(counts) == 2 and heads not in (1, counts["k"])):
         listed = " and ".join(f"{name} {count}" for name, count in counts.items())
         raise RopeError(
-            f"{argument} has {heads} heads, {listed}; pass {argument} with the heads of "
-            f"{[*counts][-1]}, or a divisor of all: a query must turn like its key"
+            f"{argument} has {heads} heads, {listed}; pass {argument} with the heads of k, of "
+            "which q may have a multiple: a query must turn like its key"
         )
 
 

@@ -60,8 +60,7 @@ def split_heads(call: Call) -> Call:
 
     new = tuple([split(x, i) for i, x in enumerate(arrays)])
     if out is not None:
-        own = zip(arrays, out, strict=True)
-        out = tuple([new[i] if x is y else split(y, i) for i, (x, y) in enumerate(own)])
+        out = tuple([new[i] if y is arrays[i] else split(y, i) for i, y in enumerate(out)])
     return replace(
         call,
         arrays=new,

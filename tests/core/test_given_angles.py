@@ -37,7 +37,7 @@ CASES = (
     ((4, 2), (2, 5, 2, 10), None, "interleaved", "bshd", 0),
     ((6, 3), (1, 5, 3, 3), None, "interleaved_to_half", "bhsd", 2),
     ((4, 2), (2, 1, 2, 8), None, "half", "hbsd", 0),
-    ((8, 4), (2, 5, 2, 1), None, "half", "sbhd", -2),
+    ((8, 4), (2, 5, 4, 1), None, "half", "sbhd", -2),
     ((4, 2), (2, 5, 4, 8), (2, 5, 2, 8), "half", "bshd", 0),
     ((3, 2), (2, 5, 3, 8), (5, 8), "half", "bhsd", 0),
     ((4, 2), (2, 5, 1, 8), (2, 5, 2, 8), "interleaved", "bshd", 1),
@@ -240,7 +240,7 @@ def test_bad_arguments_raise_and_write_nothing(message, changed):
 
 def test_tables_of_heads_are_checked_against_arrays():
     x, table = np.ones((1, 3, 4, 8)), np.ones((1, 3, 3, 2))
-    with pytest.raises(RopeError, match="cos has 3 heads, x 4; pass cos with the heads of x"):
+    with pytest.raises(RopeError, match="cos has 3 heads, x 4; pass cos with the heads of k"):
         apply_tables(x, table, table)
     torch = pytest.importorskip("torch")
     with pytest.raises(TypeError, match="q is a numpy array and angles a torch array"):
