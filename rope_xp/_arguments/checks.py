@@ -72,6 +72,19 @@ def _suggest_axes(axes: Axes) -> str:
     return f"If heads come before tokens, as in Hugging Face and torch, pass axes={names!r}. "
 
 
+def check_heads(argument: str, heads: int, axes: Axes, operands: dict[str, Array]) -> None:
+    """Check that heads of angles are those of k, or 1, or divide those of a single array."""
+    counts = {name: x.shape[axes.heads] for name, x in operands.items()}
+    check_known(argument, (heads, *counts.values()))
+    fits = not any(count % heads if heads else count for count in counts.values())
+    if not fits or (len(counts) == 2 and heads not in (1, counts["k"])):
+        listed = " and ".join(f"{name} {count}" for name, count in counts.items())
+        raise RopeError(
+            f"{argument} has {heads} heads, {listed}; pass {argument} with the heads of k, of "
+            "which q may have a multiple: a query must turn like its key"
+        )
+
+
 def check_pair_shapes(
     axes: Axes, q_shape: tuple[int, ...], k_shape: tuple[int, ...], has_k_positions: bool
 ) -> None:
