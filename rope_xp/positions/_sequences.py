@@ -34,7 +34,7 @@ def packed(cu_seqlens: Any, *, total: int | None = None) -> Array:
     >>> positions.packed([0, 3, 7]).tolist()
     [0, 1, 2, 0, 1, 2, 3]
     """
-    backend, ends = _parse_ends(cu_seqlens)
+    backend, ends = parse_ends(cu_seqlens)
     total = _count_tokens(ends) if total is None else values.check_count("total", total, 0)
     if isinstance(ends, np.ndarray) and total < ends[-1]:
         raise RopeError(f"total = {total} is less than cu_seqlens[-1] = {ends[-1]}")
@@ -44,7 +44,7 @@ def packed(cu_seqlens: Any, *, total: int | None = None) -> Array:
     return tokens - xp.take(ends, sequence, axis=0)
 
 
-def _parse_ends(cu_seqlens: Any) -> tuple[Backend, Array]:
+def parse_ends(cu_seqlens: Any) -> tuple[Backend, Array]:
     """Return the ends of packed sequences; values in host memory are checked."""
     backend, ends = values.to_integers("cu_seqlens", cu_seqlens)
     if ends.shape[0] == 0:
@@ -135,7 +135,7 @@ def zigzag(
         if tokens is None:
             raise RopeError("zigzag needs tokens, the number of tokens, or cu_seqlens")
         cu_seqlens = [0, values.check_count("tokens", tokens)]
-    backend, ends = _parse_ends(cu_seqlens)
+    backend, ends = parse_ends(cu_seqlens)
     total = _count_tokens(ends) if tokens is None else values.check_count("tokens", tokens, 0)
     on_host = isinstance(ends, np.ndarray)
     if total % chunks or (on_host and total != ends[-1]):
