@@ -16,7 +16,14 @@ from rope_xp._core.pytrees import registrars as _registrars
 from rope_xp._dispatch import find as _find
 from rope_xp._dispatch import libraries as _libraries  # noqa: F401  # fills the table of find
 from rope_xp._dispatch.choose import Explanation, use_path
-from rope_xp._functions import apply, apply_frequencies, apply_tables, explain, permute_weights
+from rope_xp._functions import (
+    apply,
+    apply_angles,
+    apply_frequencies,
+    apply_tables,
+    explain,
+    permute_weights,
+)
 from rope_xp.angles import Angles
 from rope_xp.choice import Choice
 from rope_xp.hf import LayerPlan, from_hf_config, plan
@@ -48,6 +55,7 @@ __all__ = [
     "RopeConfigError",
     "RopeError",
     "apply",
+    "apply_angles",
     "apply_frequencies",
     "apply_tables",
     "clear_caches",

@@ -101,9 +101,11 @@ def apply_tables(
     ----------
     x, axes, out
         See :meth:`RoPE.apply`, also for errors; ``out=x`` rotates in place.
-    cos, sin : array, broadcastable to (batch, tokens, r/2)
+    cos, sin : array, (batch..., tokens, r/2) or (batch..., tokens, heads, r/2)
         One column for each pair; r <= head_dim components are rotated. Arrays of the same library
-        and device, or of numpy. They are used in float32, for float64 x in float64.
+        and device, or of numpy. They are used in float32, for float64 x in float64. Broadcast, and
+        told apart, as the angles of :func:`apply_angles`; heads divides that of x. In torch and
+        jax, the result is differentiable with respect to them too.
     layout, rotary_offset
         See :class:`RoPE`.
     inverse : bool, default False
@@ -153,7 +155,7 @@ def apply_frequencies(
     frequencies : array, (r/2,), (heads, r/2) or (components, heads, r/2)
         Radians per token, with absolute values below 2**20; larger ones on a device give NaN. An
         array of q's library and device, or of numpy. r <= head_dim components are rotated, the
-        others do not change. heads is that of k, as for grouped queries, or 1 for all heads.
+        others do not change. heads is that of k, as for grouped queries, or divides both numbers.
     layout
         See :class:`RoPE`.
 
@@ -183,6 +185,79 @@ def apply_frequencies(
     call = learned.apply_frequencies(q, k, positions, frequencies, layout, axes, out)
     rotated_q, rotated_k = choose.run(call)
     return rotated_q, rotated_k
+
+
+def apply_angles(
+    q: ArrayT,
+    k: ArrayT,
+    angles: Any,
+    *,
+    layout: Layout = "interleaved",
+    axes: str | None = None,
+    k_angles: Any = None,
+    rotary_offset: int = 0,
+    norm: QKNorm | None = None,
+    out: tuple[ArrayT, ArrayT] | None = None,
+) -> tuple[ArrayT, ArrayT]:
+    """Rotate queries and keys by angles of any origin, in radians.
+
+    For angles that are no product of a position and a frequency: computed from inputs, as in
+    Mamba-3 (arXiv 2603.15569) and Selective RoPE (arXiv 2511.17388), or another set for each head.
+    Their cos and sin may be mixed further, as in FoPE (arXiv 2412.17739): pass these to
+    :func:`apply_tables`.
+
+    Parameters
+    ----------
+    q, k, axes, norm, out
+        See :meth:`RoPE.apply`, also for errors.
+    angles : array, (batch..., tokens, r/2) or (batch..., tokens, heads, r/2)
+        Radians, one column for each pair; r <= head_dim components are rotated. An array of q's
+        library and device, or of numpy. Batch and tokens may have length 1, and leading axes may be
+        missing, but not from angles with heads: that is how the two are told apart. heads is that
+        of k, as for grouped queries, or divides both numbers of heads.
+    k_angles : array, optional
+        Angles of k where they differ from those of q. k may then have other tokens.
+    layout, rotary_offset
+        See :class:`RoPE`.
+
+    Returns
+    -------
+    q_rotated, k_rotated : array
+        In torch and jax, differentiable with respect to q, k, angles and weights of the norm.
+
+    Raises
+    ------
+    RopeError, TypeError
+        If shapes do not fit, or angles are not floats of this library and device.
+
+    Notes
+    -----
+    Cos and sin are those of the library, in the dtype of the angles, at least float32. Their error
+    is the rounding of the angle itself, which in float32 reaches 2**-25 of it, 3e-5 near 1000
+    radians: subtract whole turns from sums before they are rounded, or pass float64.
+
+    Examples
+    --------
+    Each head of k, and the two of q that read it, has a phase that inputs add up to:
+
+    >>> import numpy as np
+    >>> import rope_xp
+    >>> q, k = np.ones((1, 6, 4, 64), np.float32), np.ones((1, 6, 2, 64), np.float32)
+    >>> steps = np.random.default_rng(0).standard_normal((1, 6, 2, 32), np.float32)
+    >>> q_rotated, k_rotated = rope_xp.apply_angles(q, k, np.cumsum(steps, axis=1), layout="half")
+    """
+    tables = parse_tables.compute_cos_sin(angles, "angles")
+    k_tables = None if k_angles is None else parse_tables.compute_cos_sin(k_angles, "k_angles")
+    arguments = q, k, tables, k_tables, layout, axes, rotary_offset, out, norm
+    if k_tables is not None:
+        rotated_q, rotated_k = choose.run(parse_tables.apply_angles(*arguments))
+        return rotated_q, rotated_k
+    context = (layout, rotary_offset, type(rotary_offset))
+    options = context, (q, k), tables, axes, out, False, norm
+    results = recall(*options)
+    if results is None:
+        results = call_cache.run(*options, parse_tables.apply_angles, *arguments)
+    return results  # type: ignore[return-value]  # two of them
 
 
 def explain(

@@ -1,18 +1,9 @@
 """Axis names: one letter per axis, ``s`` tokens, ``h`` heads, ``d`` head_dim, others batch."""
 
-from rope_xp._core.call import Axes
+from rope_xp._core.call import Axes, make_axes
 from rope_xp._core.errors import RopeError
 
 _BATCH = "bcefgijklmno"
-
-
-def _make_axes(names: str) -> Axes:
-    tokens, heads = names.index("s"), names.index("h") if "h" in names else None
-    batch = tuple(i for i, name in enumerate(names) if name not in "shd")
-    in_order = not batch or batch[-1] < tokens
-    after_heads = len(names) if heads is None else len(names) - heads - 2
-    insert_heads = (..., None, *(slice(None),) * (after_heads + 1))
-    return Axes(names, tokens, heads, batch, in_order, after_heads, insert_heads)
 
 
 def default_names(ndim: int) -> str:
@@ -21,9 +12,9 @@ def default_names(ndim: int) -> str:
 
 
 # Looked up on every call. Never written to after import: torch.compile would guard on a change.
-_DEFAULT = {ndim: _make_axes(default_names(ndim)) for ndim in range(2, 13)}
+_DEFAULT = {ndim: make_axes(default_names(ndim)) for ndim in range(2, 13)}
 _NAMED = {
-    names: _make_axes(names) for names in ("bshd", "bhsd", "sbhd", "shd", "hsd", "sd", "bsd", "sbd")
+    names: make_axes(names) for names in ("bshd", "bhsd", "sbhd", "shd", "hsd", "sd", "bsd", "sbd")
 }
 
 
@@ -41,7 +32,7 @@ def parse_axes(axes: str | None, ndim: int, argument: str) -> Axes:
     parsed = _NAMED.get(axes) if isinstance(axes, str) else None
     if parsed is None:
         _check_names(axes)
-        parsed = _make_axes(axes)
+        parsed = make_axes(axes)
     check_fit(parsed, argument, ndim)
     return parsed
 

@@ -4,11 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from rope_xp._arguments import checks, fields, parse
-from rope_xp._arguments.axes import parse_axes
+from rope_xp._arguments import checks, fields, parse, parse_tables
 from rope_xp._arguments.out import check_out
 from rope_xp._arguments.positions import check_positions_shape, read_host, wrong_dtype
-from rope_xp._core.call import Axes, Call, CosSin, RotationSpec
+from rope_xp._core.call import Axes, Call, RotationSpec
 from rope_xp._core.dtypes import FLOATS, INTEGERS
 from rope_xp._core.errors import RopeError
 from rope_xp._core.typing import Array, Device, Layout
@@ -25,33 +24,29 @@ def apply_frequencies(
 ) -> Call:
     """Return the call that rotates q and k by the products of positions and frequencies."""
     fields.check_layout(layout)
-    backend, where, double, k_double = parse.check_pair(q, k, axes)
+    backend, where, *doubles = parse.check_pair(q, k, axes)
     frequencies = _check_frequencies(backend, q, frequencies)
     shape = tuple(frequencies.shape)
     slice_ = fields.resolve_slice(q.shape[-1], 2 * shape[-1], 0, None)
     components = shape[0] if len(shape) == 3 else 0
     positions = _check_positions(backend, q, where, positions, components)
-    heads_axis, group = None, 1
-    if len(shape) > 1 and shape[-2] != 1:
-        group = _check_heads(where, shape[-2], q, k)
-        heads_axis = sum(i < where.heads for i in where.batch)  # type: ignore[operator]  # _check_heads rejects None
-        # Heads become one more batch axis, so that each has its own angles.
-        free = next(name for name in "bcefgijklmnopqrtuvwxyz" if name not in where.names)
-        where = parse_axes(where.names.replace("h", free), len(where.names), "q")
+    if per_head := len(shape) > 1 and shape[-2] != 1:
+        if where.heads is None:
+            raise RopeError(
+                f"frequencies has {shape[-2]} heads, but axes={where.names!r} has no heads axis "
+                "'h'; pass frequencies of shape (r/2,), or arrays with heads"
+            )
+        checks.check_heads("frequencies", shape[-2], where, {"q": q, "k": k})
     elif len(shape) > 1:
         frequencies = frequencies[..., 0, :]
     out = check_out(backend, (q, k), out)
     if not components:
         positions, frequencies = positions[None, ...], frequencies[None, ...]
-    xp, target = backend.xp, (backend, backend.device(q), double or k_double)
-    terms = _build_terms(target, positions, frequencies, len(where.batch), heads_axis)
+    target = (backend, backend.device(q), any(doubles))
+    terms = _build_terms(target, positions, frequencies, len(where.batch), per_head)
     tables = products.cos_sin(backend, terms, target[-1])
-    dtypes = [xp.float64 if is_double else xp.float32 for is_double in (double, k_double)]
-    angles = [CosSin(*(xp.astype(table, dtypes[1], copy=False) for table in tables))]
-    if group > 1 or double != k_double:
-        repeated = (_repeat_heads(backend, table, heads_axis, group) for table in tables)
-        angles.insert(0, CosSin(*(xp.astype(table, dtypes[0], copy=False) for table in repeated)))
-    return Call(backend, (q, k), tuple(angles), out, RotationSpec(where, layout, *slice_, False))
+    angles = parse_tables.cast_tables(backend, tables, doubles)
+    return Call(backend, (q, k), angles, out, RotationSpec(where, layout, *slice_, False))
 
 
 def _check_frequencies(backend: Backend, q: Array, frequencies: Any) -> Array:
@@ -72,22 +67,6 @@ def _check_frequencies(backend: Backend, q: Array, frequencies: Any) -> Array:
                 f"{products.LARGEST:g}; the largest is {largest:g}"
             )
     return frequencies
-
-
-def _check_heads(axes: Axes, heads: int, q: Array, k: Array) -> int:
-    """Return how many query heads use the frequencies of one key head."""
-    if axes.heads is None:
-        raise RopeError(
-            f"frequencies has {heads} heads, but axes={axes.names!r} has no heads axis 'h'; pass "
-            "frequencies of shape (r/2,), or arrays with heads"
-        )
-    queries, keys = q.shape[axes.heads], k.shape[axes.heads]
-    if heads != keys or queries % keys:
-        raise RopeError(
-            f"frequencies has {heads} heads, q {queries} and k {keys}; pass frequencies with the "
-            "heads of k, and q with a multiple of these: a query must turn like its key"
-        )
-    return int(queries // keys)
 
 
 def _check_positions(
@@ -115,11 +94,11 @@ def _build_terms(
     positions: Array,
     frequencies: Array,
     batch: int,
-    heads: int | None,
+    per_head: bool,
 ) -> list[products.Term]:
     """Return a term for each component, the leading axis of positions and frequencies.
 
-    Arrays broadcast to (batch..., tokens, r/2). ``heads`` is the axis of per-head frequencies.
+    Arrays broadcast to (batch..., tokens, r/2), or ``per_head`` to (batch..., tokens, heads, r/2).
     """
     backend, device, double = target
     base = products.DOUBLE if double else products.SINGLE
@@ -132,14 +111,11 @@ def _build_terms(
         return x if owner is backend else backend.asarray(x, device)
 
     def place_positions(x: Array) -> Array:
-        x = with_axes(place(x, p_owner), batch + (heads is None))
-        return x[..., None] if heads is None else x[(*(slice(None),) * heads, None, ..., None)]
+        x = with_axes(place(x, p_owner), batch + 1)
+        return x[..., None, None] if per_head else x[..., None]
 
     def place_frequencies(x: Array) -> Array:
-        x = place(x, f_owner)
-        if heads is None:
-            return with_axes(x, batch + 2)
-        return x[(*(None,) * heads, slice(None), *(None,) * (batch - heads), slice(None))]
+        return with_axes(place(x, f_owner), batch + 2 + per_head)
 
     p_constant, f_constant = p_owner.stop_gradient(positions), f_owner.stop_gradient(frequencies)
     digits, weights, rest = products.split_positions(p_owner, p_constant, base)
@@ -164,14 +140,3 @@ def _build_terms(
         )
         terms.append(term)
     return terms
-
-
-def _repeat_heads(backend: Backend, table: Array, heads: int | None, group: int) -> Array:
-    """Return a table of key heads, repeated for the group of query heads that each serves."""
-    if group == 1 or heads is None:
-        return table
-    xp, shape = backend.xp, tuple(table.shape)
-    before, after = shape[: heads + 1], shape[heads + 1 :]
-    table = table[(*(slice(None),) * (heads + 1), None, ...)]
-    table = xp.broadcast_to(table, (*before, group, *after))
-    return xp.reshape(table, (*shape[:heads], group * shape[heads], *after))

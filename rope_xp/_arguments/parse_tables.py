@@ -1,5 +1,6 @@
 """From tables of cos and sin to a checked Call, and from positions to such tables."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from rope_xp._core.tables import TableKey
 from rope_xp._core.typing import Array, Layout
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
+from rope_xp._dispatch.recent_calls import GivenTables
 
 
 def apply_tables(
@@ -37,11 +39,58 @@ def apply_tables(
     backend, where, double = parse.check_array(x, axes)
     if not backend.is_compiling():
         check_one_per_pair(cos, sin)
-    tables = _read_tables(backend, "x", x, where, cos, sin, double)
+    tables = _read_tables(backend, {"x": x}, where, GivenTables(cos, sin), double)
     slice_ = resolve_slice(x.shape[-1], 2 * tables[0].shape[-1], rotary_offset, None)
     spec = RotationSpec(where, layout, *slice_, inverse)
     out = check_out(backend, (x,), out, zip(("cos", "sin"), tables, strict=True))
-    return Call(backend, (x,), _cast(backend, tables, (double,)), out, spec)
+    return Call(backend, (x,), cast_tables(backend, tables, (double,)), out, spec)
+
+
+def compute_cos_sin(angles: Any, argument: str) -> GivenTables:
+    """Return cos and sin of angles, as their library computes them in their dtype."""
+    owner = find.require_backend(angles, argument)
+    if checks.check_float(owner, argument, angles) not in ("float32", "float64"):
+        angles = owner.xp.astype(angles, owner.xp.float32)
+    return GivenTables(owner.xp.cos(angles), owner.xp.sin(angles))
+
+
+def apply_angles(
+    q: Array,
+    k: Array,
+    tables: GivenTables,
+    k_tables: GivenTables | None,
+    layout: Layout,
+    axes: str | None,
+    rotary_offset: int,
+    out: Any,
+    norm: Any,
+) -> Call:
+    """Return the call that rotates q and k by cos and sin of angles."""
+    fields.check_layout(layout)
+    rotary_offset = numbers.check_int("rotary_offset", rotary_offset)
+    backend, where, *doubles = parse.check_pair(q, k, axes, has_k_positions=k_tables is not None)
+    names, k_names = ("angles", "angles"), ("k_angles", "k_angles")
+    if k_tables is None:
+        tables = _read_tables(backend, {"q": q, "k": k}, where, tables, any(doubles), names)
+        angles = cast_tables(backend, tables, doubles)
+    else:
+        tables = _read_tables(backend, {"q": q}, where, tables, doubles[0], names)
+        k_tables = _read_tables(backend, {"k": k}, where, k_tables, doubles[1], k_names)
+        columns = tables.cos.shape[-1], k_tables.cos.shape[-1]
+        if not same_length(*columns):
+            raise RopeError(
+                f"angles has {columns[0]} columns, one for each rotated pair, and k_angles "
+                f"{columns[1]}; they must be equal"
+            )
+        angles = (
+            *cast_tables(backend, tables, doubles[:1]),
+            *cast_tables(backend, k_tables, doubles[1:]),
+        )
+    r, offset = resolve_slice(q.shape[-1], 2 * tables.cos.shape[-1], rotary_offset, None)
+    norm, weights = check_norm(backend, (q, k), where, r, norm)
+    out = check_out(backend, (q, k), out, (), weights)
+    spec = RotationSpec(where, layout, r, offset, False, norm)
+    return Call(backend, (q, k), angles, out, spec, weights)
 
 
 def rotate(
@@ -57,12 +106,11 @@ def rotate(
     """Return the call that rotates x, or q and k, by the tables of Angles."""
     x, name = arrays[0], "x" if len(arrays) == 1 else "q"
     if len(arrays) == 1:
-        backend, where, double = parse.check_array(x, axes)
-        doubles: tuple[bool, ...] = (double,)
+        backend, where, *doubles = parse.check_array(x, axes)
     else:
-        backend, where, double, k_double = parse.check_pair(x, arrays[1], axes)
-        doubles = (double,) if double == k_double else (double, k_double)
-    tables = _read_tables(backend, name, x, where, cos, sin, any(doubles))
+        backend, where, *doubles = parse.check_pair(x, arrays[1], axes)
+    operands = dict(zip((name, "k"), arrays, strict=False))
+    tables = _read_tables(backend, operands, where, GivenTables(cos, sin), any(doubles))
     r, offset = slice_of(rope, x.shape[-1])
     _check_pairs(tables[0].shape[-1], r)
     rows, tokens = tuple(tables[0].shape[:-1]), x.shape[where.tokens]
@@ -75,7 +123,7 @@ def rotate(
     norm, weights = check_norm(backend, arrays, where, r, norm)
     spec = RotationSpec(where, rope.layout, r, offset, inverse, norm)
     out = check_out(backend, arrays, out, zip(("cos", "sin"), tables, strict=True), weights)
-    return Call(backend, arrays, _cast(backend, tables, doubles), out, spec, weights)
+    return Call(backend, arrays, cast_tables(backend, tables, doubles), out, spec, weights)
 
 
 def check_rope_tables(rope: Rope, cos: Any, sin: Any) -> None:
@@ -111,22 +159,36 @@ def angles(rope: Rope, positions: Any, like: Array) -> tuple[Backend, list[Table
 
 
 def _read_tables(
-    backend: Backend, name: str, x: Array, axes: Axes, cos: Any, sin: Any, double: bool
-) -> tuple[Array, Array]:
-    """Return tables (batch..., tokens, r/2) as arrays of the library that x belongs to."""
-    cos = _read_table(backend, name, x, cos, double, "cos")
-    sin = _read_table(backend, name, x, sin, double, "sin")
-    _check_same_shape(tuple(cos.shape), tuple(sin.shape))
+    backend: Backend,
+    operands: dict[str, Array],
+    axes: Axes,
+    tables: GivenTables,
+    double: bool,
+    names: tuple[str, str] = ("cos", "sin"),
+) -> GivenTables:
+    """Return tables that fit arrays as arrays of their library, by the names of arguments."""
+    (name, x), *_ = operands.items()
+    cos, sin = (
+        _read_table(backend, name, x, table, double, argument)
+        for table, argument in zip(tables, names, strict=True)
+    )
+    _check_same_shape(tuple(cos.shape), tuple(sin.shape), names[0])
     columns, head_dim = cos.shape[-1], x.shape[-1]
     if columns == 0 or 2 * columns > head_dim:
         is_doubled = 0 < columns <= head_dim and columns % 2 == 0
         raise RopeError(
-            f"cos has {columns} columns, one for each rotated pair, but head_dim={head_dim} has 1 "
-            f"to {head_dim // 2} pairs{hint_one_column(columns) if is_doubled else ''}"
+            f"{names[0]} has {columns} columns, one for each rotated pair, but head_dim={head_dim} "
+            f"has 1 to {head_dim // 2} pairs{hint_one_column(columns) if is_doubled else ''}"
         )
     batch = tuple([x.shape[i] for i in axes.batch])
-    check_broadcast("cos[..., 0]", tuple(cos.shape[:-1]), 0, batch, x.shape[axes.tokens])
-    return cos, sin
+    shape, label, hint = tuple(cos.shape[:-1]), f"{names[0]}[..., 0]", ""
+    if axes.heads is not None:
+        hint = " For each head, pass all axes: (batch..., tokens, heads, r/2)"
+        if len(shape) + 1 == len(axes.names):
+            checks.check_heads(names[0], shape[-1], axes, operands)
+            shape, label = shape[:-1], f"{names[0]}[..., 0, 0]"
+    check_broadcast(label, shape, 0, batch, x.shape[axes.tokens], hint)
+    return GivenTables(cos, sin)
 
 
 def _read_table(
@@ -141,11 +203,13 @@ def _read_table(
     return backend.asarray(host, backend.device(x))
 
 
-def _check_same_shape(cos_shape: tuple[int, ...], sin_shape: tuple[int, ...]) -> None:
+def _check_same_shape(
+    cos_shape: tuple[int, ...], sin_shape: tuple[int, ...], name: str = "cos"
+) -> None:
     if len(cos_shape) != len(sin_shape) or not all(map(same_length, cos_shape, sin_shape)):
         raise RopeError(f"cos has shape {cos_shape} and sin {sin_shape}; they must be equal")
     if len(cos_shape) < 2:
-        raise RopeError(f"cos has shape {cos_shape}; it needs two axes at least, (tokens, r/2)")
+        raise RopeError(f"{name} has shape {cos_shape}; it needs two axes at least, (tokens, r/2)")
 
 
 def _check_pairs(columns: int, rotary_dim: int) -> None:
@@ -159,9 +223,10 @@ def _check_pairs(columns: int, rotary_dim: int) -> None:
         )
 
 
-def _cast(
-    backend: Backend, tables: tuple[Array, Array], doubles: tuple[bool, ...]
+def cast_tables(
+    backend: Backend, tables: tuple[Array, Array], doubles: Sequence[bool]
 ) -> tuple[CosSin, ...]:
+    """Return tables in float64 or float32 for each array, one for all if that is the same."""
     xp = backend.xp
-    dtypes = [xp.float64 if double else xp.float32 for double in doubles]
+    dtypes = [xp.float64 if double else xp.float32 for double in doubles[: len(set(doubles))]]
     return tuple([CosSin(*(xp.astype(t, dtype, copy=False) for t in tables)) for dtype in dtypes])

@@ -151,7 +151,12 @@ def check_positions_shape(
 
 
 def check_broadcast(
-    argument: str, shape: tuple[int, ...], components: int, batch: tuple[int, ...], tokens: int
+    argument: str,
+    shape: tuple[int, ...],
+    components: int,
+    batch: tuple[int, ...],
+    tokens: int,
+    hint: str = "",
 ) -> None:
     """Check that the axes behind that of components broadcast to (batch..., tokens)."""
     rows, full = shape[bool(components) :], (*batch, tokens)
@@ -165,5 +170,5 @@ def check_broadcast(
         lead = f"({components}, ...)" if components else "it"
         raise RopeError(
             f"{argument} has shape {shape}; {lead} must broadcast to (batch..., tokens) = {full}, "
-            "batch first whatever axes says. Is axes right?"
+            f"batch first whatever axes says. Is axes right?{hint}"
         )

@@ -63,6 +63,16 @@ class Axes(NamedTuple):
         return (*self.batch, self.tokens)
 
 
+def make_axes(names: str) -> Axes:
+    """Return where the axes of checked names lie."""
+    tokens, heads = names.index("s"), names.index("h") if "h" in names else None
+    batch = tuple(i for i, name in enumerate(names) if name not in "shd")
+    in_order = not batch or batch[-1] < tokens
+    after_heads = len(names) if heads is None else len(names) - heads - 2
+    insert_heads = (..., None, *(slice(None),) * (after_heads + 1))
+    return Axes(names, tokens, heads, batch, in_order, after_heads, insert_heads)
+
+
 class NormSpec(NamedTuple):
     """RMSNorm of every array of a call before its rotation, weights aside."""
 
@@ -120,7 +130,11 @@ class TableLookup:
 
 @dataclass(slots=True, eq=False)
 class CosSin:
-    """cos and sin of the caller, (batch..., tokens, r/2)."""
+    """cos and sin of the caller, (batch..., tokens, r/2).
+
+    With (batch..., tokens, heads, r/2), as many axes as the arrays have, they differ by head, until
+    :mod:`rope_xp._dispatch.heads` makes heads a batch axis.
+    """
 
     cos: Array
     sin: Array

@@ -9,6 +9,7 @@ that may be errors, such as results that may overlap: only the slow path raises.
 import weakref
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from functools import partial
 from operator import is_
 from typing import Any, NamedTuple, TypeAlias
 
@@ -17,7 +18,7 @@ from rope_xp._core.call import Call, CosSin, RelativeAngles, TableLookup
 from rope_xp._core.path import Path, PathUnavailable
 from rope_xp._core.tables import DigitTables
 from rope_xp._core.typing import Array
-from rope_xp._dispatch import choose, find
+from rope_xp._dispatch import choose, find, heads
 from rope_xp._dispatch.recent_calls import (
     RECENT,
     CallContext,
@@ -164,11 +165,16 @@ def specialize(
     if len(call.angles) != 1 or isinstance(call.angles[0], RelativeAngles):
         return None
     source = call.angles[0]
-    launch = None if path is None else path.specialize(call, signature, results)
+    run_path = portable.run if path is None else path.run
+    launch = None
+    if heads.differ_by_head(call):
+        run_path = partial(heads.run_split, run_path)
+    elif path is not None:
+        launch = path.specialize(call, signature, results)
     if launch is None:
         if isinstance(source, CosSin) and source.cos.shape != signature.angle_inputs[0].shape:
             return None  # a view of some columns, which only a plan of a kernel holds
-        launch = _make_generic_launch(call, portable.run if path is None else path.run)
+        launch = _make_generic_launch(call, run_path)
     tables = weakref.ref(source.tables) if isinstance(source, TableLookup) else None
     return CachedCall(launch, tables)
 

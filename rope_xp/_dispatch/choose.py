@@ -10,7 +10,7 @@ from rope_xp._core.call import Call
 from rope_xp._core.errors import MissingBackendError, RopeError
 from rope_xp._core.path import Path, PathUnavailable, ShardedExecutor
 from rope_xp._core.typing import Array
-from rope_xp._dispatch import find
+from rope_xp._dispatch import find, heads
 from rope_xp._rotation import portable
 
 VARIABLE = "ROPE_XP_PATH"
@@ -90,11 +90,14 @@ def run(call: Call) -> tuple[Array, ...]:
 
 def run_on_path(call: Call) -> tuple[Path | None, tuple[Array, ...]]:
     """Run a call, and return its path (None for the portable one) and the results."""
+    path: Path | None
+    if heads.differ_by_head(call):
+        path, results = run_on_path(heads.split_heads(call))
+        return path, heads.merge_heads(call, results)
     sharded_executor: ShardedExecutor | None = call.backend.sharded_executor
     if sharded_executor is not None:
         return None, sharded_executor.run(call, run)
     name = _get_forced(call)
-    path: Path
     if name is not None and name != portable.NAME:
         path = _require_path(call, name)
         try:

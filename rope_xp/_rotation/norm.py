@@ -56,7 +56,9 @@ def rotate(
 
 
 def _align_weight(xp: Namespace, weight: Array, axes: Axes) -> Array:
-    """Return a weight (n,) or (heads, n) with all axes of an array."""
+    """Return a weight (n,) or (heads, n) with all axes of an array, or one that has them all."""
+    if len(weight.shape) == len(axes.names):
+        return weight
     shape = [1] * len(axes.names)
     shape[-1] = weight.shape[-1]
     if len(weight.shape) > 1:
