@@ -177,14 +177,14 @@ def _restart(
     xp, shape, lead = backend.xp, sums[0].shape, (slice(None),) * axis
     if ends is None:
         sums = sums if start is None else turns.add(xp, sums, start)
-        return sums, tuple([x[(*lead, slice(shape[axis] - 1, None))] for x in sums])
+        return sums, tuple([x[(*lead, slice(shape[axis] - 1, None), ...)] for x in sums])
     last = xp.where(ends > 0, ends - 1, xp.zeros_like(ends))
     is_empty = xp.reshape(ends == 0, (*(1,) * axis, -1, *(1,) * (len(shape) - axis - 1)))
     before = [xp.take(x, last, axis=axis) for x in sums]
     before = [xp.where(is_empty, xp.zeros_like(x), x) for x in before]
-    offset = turns.negate(xp, tuple([x[(*lead, slice(-1))] for x in before]))
+    offset = turns.negate(xp, tuple([x[(*lead, slice(-1), ...)] for x in before]))
     offset = offset if start is None else turns.add(xp, offset, start)
-    state = turns.add(xp, tuple([x[(*lead, slice(1, None))] for x in before]), offset)
+    state = turns.add(xp, tuple([x[(*lead, slice(1, None), ...)] for x in before]), offset)
     tokens = xp.arange(shape[axis], dtype=ends.dtype, device=backend.device(ends))
     sequence = xp.searchsorted(ends[1:-1], tokens, side="right")
     return turns.add(xp, sums, tuple([xp.take(x, sequence, axis=axis) for x in offset])), state
