@@ -257,7 +257,7 @@ def apply_angles(
     results = recall(*options)
     if results is None:
         results = call_cache.run(*options, parse_tables.apply_angles, *arguments)
-    return results  # type: ignore[return-value]  # two of them
+    return results[0], results[1]
 
 
 def explain(

@@ -22,6 +22,8 @@ ROOT = Path(__file__).parents[2]
 SIGNATURES = {
     "apply": "q, k, positions=None, rope=None, *, axes=None, k_positions=None, out=None, "
     "slots=None, norm=None, **options",
+    "apply_angles": "q, k, angles, *, layout='interleaved', axes=None, k_angles=None, "
+    "rotary_offset=0, norm=None, out=None",
     "apply_frequencies": "q, k, positions, frequencies, *, layout, axes=None, out=None",
     "apply_tables": "x, cos, sin, *, layout='interleaved', inverse=False, axes=None, "
     "rotary_offset=0, out=None",
@@ -83,8 +85,8 @@ def test_signatures_are_those_agreed(name):
 
 NAMES = """
 Angles Choice Explanation LayerPlan MissingBackendError QKNorm RoPE RopeConfigError RopeError apply
-apply_frequencies apply_tables clear_caches explain from_hf_config permute_weights plan scaling
-use_path
+apply_angles apply_frequencies apply_tables clear_caches explain from_hf_config permute_weights plan
+scaling use_path
 """
 MODULES = "angles backend choice hf integrations layers norm onnx papers positions rope testing"
 MEMBERS = """

@@ -1,0 +1,274 @@
+"""apply_angles, and tables with a heads axis: every backend against complex numbers in float64."""
+
+import importlib
+import re
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from support.exhaustive import exhaustive
+from support.oracles import exact_cos_sin, rotate_complex
+from support.targets import rows, truth
+
+from rope_xp import QKNorm, RoPE, RopeError, apply_angles, apply_tables
+
+HOSTS = rows(("numpy", "numpy-portable", "numpy-chunked", "numpy-llvm", "torch", "torch-llvm"))
+# cos and sin within 1.2e-7 each, |x| below 5, and two roundings of the rotation.
+CLOSE = {"rtol": 0, "atol": 3e-6}
+
+
+def draw(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return rng.standard_normal(shape, np.float32)
+
+
+def by_head(angles: np.ndarray, heads: int) -> np.ndarray:
+    """Return angles (..., tokens, heads, r/2) of all heads of an array."""
+    angles = angles.astype(np.float64)
+    if angles.ndim < 4:
+        angles = angles[..., None, :]
+    return np.repeat(angles, heads // angles.shape[-2], axis=-2)
+
+
+def expect(x: np.ndarray, angles: np.ndarray, layout: str = "half", offset: int = 0) -> np.ndarray:
+    """Return x (batch, tokens, heads, head_dim) rotated."""
+    return rotate_complex(x, by_head(angles, x.shape[2]), layout, offset)
+
+
+# Heads of q and k, the shape of angles and of k_angles, layout, axes of arrays, rotary_offset.
+CASES = (
+    ((4, 2), (5, 8), None, "half", "bshd", 0),
+    ((4, 2), (1, 5, 8), None, "interleaved", "bhsd", -16),
+    ((4, 4), (2, 5, 4, 8), None, "half", "bshd", 3),
+    ((4, 2), (2, 5, 2, 10), None, "interleaved", "bshd", 0),
+    ((6, 3), (1, 5, 3, 3), None, "interleaved_to_half", "bhsd", 2),
+    ((4, 2), (2, 1, 2, 8), None, "half", "hbsd", 0),
+    ((8, 4), (2, 5, 2, 1), None, "half", "sbhd", -2),
+    ((4, 2), (2, 5, 1, 8), None, "half", "bshd", 0),
+    ((4, 2), (2, 5, 4, 8), (2, 5, 2, 8), "half", "bshd", 0),
+    ((3, 2), (2, 5, 8), (5, 8), "interleaved", "sbhd", 0),
+    ((3, 2), (2, 5, 3, 8), (5, 8), "half", "bhsd", 0),
+    ((4, 2), (2, 5, 1, 8), (2, 5, 2, 8), "interleaved", "bshd", 1),
+)
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_angles_of_every_shape_equal_complex_numbers(backend, case, rng):
+    heads, shape, k_shape, layout, axes, offset = case
+    pair = [draw(rng, 2, 5, n, 20) for n in heads]
+    angles = [9 * draw(rng, *s) for s in (shape, k_shape or shape)]
+    order = ["bshd".index(name) for name in axes]
+    arrays = [backend.make(x.transpose(order).copy()) for x in pair]
+    RoPE().rotate(arrays[0], axes=axes)  # as in test_frequencies.py
+
+    def rotate(q: Any, k: Any, a: Any, k_a: Any) -> Any:
+        options = {"axes": axes, "rotary_offset": offset, "k_angles": k_a if k_shape else None}
+        return apply_angles(q, k, a, layout=layout, **options)
+
+    for _ in range(3):  # the first call, a cached one, and a recent one
+        results = backend.run(rotate, *arrays, *map(backend.make, angles))
+        for x, a, y in zip(pair, angles, results, strict=True):
+            expected = expect(x, a, layout, offset % 20).transpose(order)
+            np.testing.assert_allclose(backend.back(y), expected, **CLOSE)
+        if backend.compiles:
+            break
+        angles = [a[..., ::-1] + 1 for a in angles]
+
+
+def test_tables_of_each_head_rotate_with_the_bits_of_that_head_alone(backend, rng):
+    """FoPE mixes cosines of several frequencies by head: they are those of no angle."""
+    x, (cos, sin) = draw(rng, 2, 5, 4, 20), draw(rng, 2, 2, 5, 2, 8)
+    rotate = partial(apply_tables, layout="half", rotary_offset=4)
+    alone = [
+        truth(rotate, x[:, :, h : h + 1], cos[:, :, h // 2], sin[:, :, h // 2]) for h in range(4)
+    ]
+    for axes, order in (("bshd", (0, 1, 2, 3)), ("bhsd", (0, 2, 1, 3))):
+        arrays = map(backend.make, (x.transpose(order).copy(), cos, sin))
+        result = backend.back(backend.run(partial(rotate, axes=axes), *arrays)).transpose(order)
+        bound = 1e-6 * np.abs(x).max() * np.abs((cos, sin)).max() if backend.ulps else 0
+        np.testing.assert_allclose(result, np.concatenate(alone, axis=2), rtol=0, atol=bound)
+
+
+def test_angles_objects_take_tables_of_each_head(backend, rng):
+    q, k, angles = draw(rng, 2, 5, 4, 8), draw(rng, 2, 5, 2, 8), draw(rng, 2, 5, 2, 4)
+    rope = RoPE(layout="half")
+
+    def rotate(q: Any, k: Any, cos: Any, sin: Any) -> Any:
+        shared = rope.with_tables(cos, sin)
+        return (*shared.apply(q, k), shared.unrotate(shared.rotate(q)))
+
+    arrays = map(backend.make, (q, k, np.cos(angles), np.sin(angles)))
+    results = map(backend.back, backend.run(rotate, *arrays))
+    for result, expected in zip(results, (expect(q, angles), expect(k, angles), q), strict=True):
+        np.testing.assert_allclose(result, expected, **CLOSE)
+
+
+@pytest.mark.parametrize("shape", [(2, 5, 8), (2, 5, 2, 8)], ids=["shared", "of heads"])
+def test_a_norm_comes_before_the_rotation(backend, shape, rng):
+    q, k, angles = draw(rng, 2, 5, 4, 20), draw(rng, 2, 5, 2, 20), draw(rng, *shape)
+    for weights in ((draw(rng, 20), draw(rng, 20)), (draw(rng, 4, 20), draw(rng, 2, 20))):
+        if weights[0].ndim > 1 and backend.path not in (None, "portable", "chunked"):
+            continue  # a forced kernel takes one weight for all heads, and says so
+
+        def rotate(q: Any, k: Any, a: Any, q_weight: Any, k_weight: Any) -> Any:
+            return apply_angles(q, k, a, layout="half", norm=QKNorm(q_weight, k_weight, eps=0.5))
+
+        results = backend.run(rotate, *map(backend.make, (q, k, angles, *weights)))
+        for x, w, y in zip((q, k), weights, results, strict=True):
+            squares = np.square(x, dtype=np.float64)
+            normal = x / np.sqrt(squares.mean(-1, keepdims=True) + 0.5) * w
+            np.testing.assert_allclose(backend.back(y), expect(normal, angles), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("given", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("backend", rows(("numpy", "torch", "array-api-strict", "mlx", "dask")))
+def test_cosines_are_those_of_the_angle_as_given(backend, given, rng):
+    """A float64 angle keeps its digits for float32 arrays, where those have float64."""
+    angles = (rng.uniform(-1, 1, (1, 40)) * (1e6 if given == "float64" else 1e3)).astype(given)
+    if given not in backend.floats and given != "float16":
+        pytest.skip(f"{backend} is not tested with {given}")
+    cos, sin = exact_cos_sin((1.0,), tuple(angles[0].astype(float).tolist()))
+    x = np.concatenate([np.ones((1, 1, 40)), np.zeros((1, 1, 40))], -1).astype("f4")
+    made = backend.make(angles) if given in backend.floats else angles
+    for y in apply_angles(*[backend.make(x)] * 2, made, layout="half"):
+        error = np.abs(backend.back(y)[0] - np.concatenate([cos, sin], -1)).max()
+        assert error <= 2.4e-7
+
+
+# --- derivatives ---------------------------------------------------------------------------------
+
+
+def sample(shape: tuple[int, ...], rng: np.random.Generator) -> list[np.ndarray]:
+    return [rng.standard_normal(s) for s in ((1, 2, 4, 5), (1, 2, 2, 5), shape)]
+
+
+def tables_of(q: Any, k: Any, angles: Any) -> tuple[Any, Any]:
+    """Rotate by tables that are leaves of their own: the squares keep them apart."""
+    return tuple(apply_tables(x, angles, angles * angles, layout="half") for x in (q, k))
+
+
+FUNCTIONS = (partial(apply_angles, layout="half"), tables_of)
+SHAPES = ((2, 2), (1, 2, 2, 2))
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=["angles", "tables"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_derivatives_of_torch_equal_differences(function, shape, rng):
+    torch = pytest.importorskip("torch")
+    leaves = [torch.from_numpy(x).requires_grad_() for x in sample(shape, rng)]
+    assert torch.autograd.gradcheck(function, leaves, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(function, leaves)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=["angles", "tables"])
+@pytest.mark.parametrize("shape", [SHAPES[1], exhaustive(SHAPES[0])], ids=str)
+def test_derivatives_of_jax_under_jit_equal_differences(function, shape, rng):
+    jax = pytest.importorskip("jax")
+    with jax.enable_x64(True):
+        arrays = [jax.numpy.asarray(x) for x in sample(shape, rng)]
+        check = importlib.import_module("jax.test_util").check_grads
+        check(jax.jit(function), arrays, order=2)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_gradients_of_compiled_and_of_kernels_equal_those_of_operations(shape, rng):
+    torch = pytest.importorskip("torch")
+    arrays = [torch.from_numpy(x) for x in sample(shape, rng)]
+
+    def loss(*arrays: Any) -> Any:
+        return sum((y * y.cos()).sum() for y in FUNCTIONS[0](*arrays))
+
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    for recorded in ((0, 1, 2), (0, 1)):  # a kernel rotates where angles are constants
+        gradients = []
+        for function in (partial(truth, loss), loss, compiled):
+            given = [x.clone().requires_grad_(i in recorded) for i, x in enumerate(arrays)]
+            function(*given).backward()
+            gradients.append([given[i].grad for i in recorded])
+        torch.testing.assert_close(gradients[1:], gradients[:1] * 2, rtol=1e-12, atol=1e-12)
+
+
+# --- memory, cached calls ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", HOSTS)
+def test_results_in_place_and_of_strided_and_read_only_arrays_are_equal(backend, rng):
+    wide, angles = draw(rng, 2, 5, 6, 40)[..., ::2], 3 * draw(rng, 2, 2, 5, 8).swapaxes(1, 2)
+    angles.flags.writeable = False
+    expected = [expect(x, angles) for x in (wide[:, :, :4], wide[:, :, 4:])]
+    for times in range(3):
+        x = backend.make(wide)
+        a = angles if backend.name.startswith("numpy") else backend.make(angles)
+        q, k = x[:, :, :4], x[:, :, 4:]
+        spare = backend.make(np.zeros((2, 5, 4, 20), np.float32))
+        out = (q, k) if times else (spare, k)
+        results = apply_angles(q, k, a, layout="half", out=out)
+        assert all(y is o for y, o in zip(results, out, strict=True))
+        for y, e in zip(results, expected, strict=True):
+            np.testing.assert_allclose(backend.back(y), e, **CLOSE)
+
+
+@pytest.mark.parametrize("lengths", [(0, 5, 4, 2), (2, 0, 4, 2), (2, 5, 0, 0), (2, 5, 0, 2)])
+def test_empty_axes_give_empty_results(backend, lengths):
+    b, s, hq, hk = lengths
+    arrays = [np.zeros((b, s, h, 8), np.float32) for h in (hq, hk)]
+    angles = np.zeros((b, s, hk, 4), np.float32)
+    results = backend.run(FUNCTIONS[0], *map(backend.make, (*arrays, angles)))
+    assert [backend.back(y).shape for y in results] == [x.shape for x in arrays]
+
+
+def test_shared_angles_win_where_axes_are_missing(rng):
+    x = draw(rng, 2, 2, 2, 8)
+    angles = draw(rng, 2, 2, 4)  # (batch, tokens, r/2), and not (tokens, heads, r/2)
+    for y in apply_angles(x, x, angles, layout="half"):
+        np.testing.assert_allclose(y, expect(x, angles), **CLOSE)
+    for y in apply_angles(x, x, angles[None], layout="half"):
+        np.testing.assert_allclose(y, expect(x, angles[None]), **CLOSE)
+
+
+# --- errors --------------------------------------------------------------------------------------
+
+ERRORS: list[tuple[str, dict[str, Any]]] = [
+    ("angles has 4 heads, q 4 and k 2; pass angles with", {"angles": np.ones((1, 3, 4, 2))}),
+    ("k_angles has 4 heads, k 2; pass k_angles", {"k_angles": np.ones((1, 3, 4, 2))}),
+    ("pass all axes: (batch..., tokens, heads", {"angles": np.ones((3, 2, 2))}),
+    ("angles[..., 0, 0] has shape (1, 4)", {"angles": np.ones((1, 4, 2, 2))}),
+    ("angles[..., 0] has shape (4,)", {"angles": np.ones((4, 2))}),
+    ("angles has shape (2,); it needs two axes", {"angles": np.ones(2)}),
+    ("k_angles[..., 0] has shape (2,)", {"k_angles": np.ones((2, 2))}),
+    ("angles has 8 columns, one for each", {"angles": np.ones((3, 8))}),
+    ("angles has 2 columns, one for each rotated pair, and k_an", {"k_angles": np.ones((3, 3))}),
+    ("does not fit in head_dim=8", {"rotary_offset": 6}),
+    ("rotary_offset must be an integer", {"rotary_offset": 1.0}),
+    ("layout must be one of", {"layout": "neox"}),
+    ("angles is a list", {"angles": [[1.0, 2.0]] * 3}),
+    ("k_angles is a numpy array", {"k_angles": np.ones((3, 2), int)}),
+    ("norm must be a rope_xp.QKNorm", {"norm": np.ones(8)}),
+    ("out[0] overlaps k", {"out": "swapped"}),
+]
+
+
+@pytest.mark.parametrize(("message", "changed"), ERRORS)
+def test_bad_arguments_raise_and_write_nothing(message, changed):
+    q, k = np.ones((1, 3, 4, 8)), np.ones((1, 3, 2, 8))
+    options = {"angles": np.ones((3, 2)), "out": (q, k)} | changed
+    if options["out"] == "swapped":
+        q = k = np.ones((1, 3, 4, 8))
+        options["out"] = (k, q)
+        q = q.copy()
+    with pytest.raises((RopeError, TypeError), match=re.escape(message)):
+        apply_angles(q, k, **options)
+    assert (q == 1).all()
+    assert (k == 1).all()
+
+
+def test_tables_of_heads_are_checked_against_arrays():
+    x, table = np.ones((1, 3, 4, 8)), np.ones((1, 3, 3, 2))
+    with pytest.raises(RopeError, match="cos has 3 heads, x 4; pass cos with the heads of x"):
+        apply_tables(x, table, table)
+    with pytest.raises(RopeError, match="must broadcast"):
+        apply_tables(x, table, table, axes="bcsd")
+    torch = pytest.importorskip("torch")
+    with pytest.raises(TypeError, match="q is a numpy array and angles a torch array"):
+        apply_angles(x, x, torch.ones(3, 2))
