@@ -27,13 +27,13 @@ def cumulative_angles(
     Parameters
     ----------
     steps : array
-        The angle of each token relative to the one before, in radians, below 2**16. Others and NaN
-        are a RopeError in numpy and on torch's CPU. Elsewhere all their sums are NaN.
+        Radians from each token to the next, below 2**16. Others, and NaN, are a RopeError in numpy
+        and on torch's CPU; elsewhere their sums are NaN.
     axis : int
         The axis of tokens.
     start : array, optional
-        The state that a call for earlier tokens returned. An angle in radians is no state, as it is
-        rounded: add it to the first step.
+        The state of earlier tokens. An angle in radians is rounded, and no state: add it to the
+        first step.
     cu_seqlens : array or sequence, (sequences + 1,), optional
         Sum each packed sequence from 0, or from its entry of start.
     return_state : bool, default False
@@ -42,17 +42,17 @@ def cumulative_angles(
     Returns
     -------
     angles : array
-        With the shape of steps, from -pi to pi; float64 for float64 steps, else float32. In torch,
-        jax and mlx they are differentiable with respect to steps.
+        From -pi to pi, with the shape of steps, in float64 for float64 steps, else in float32.
+        Differentiable with respect to steps in torch, jax and mlx.
     state : array
-        Integers with the shape of steps, but with one token, or one for each sequence: int64.
-        Libraries without float64, such as jax by default, have int32 and a last axis of two words.
+        int64 with the shape of steps, but one token, or one for each sequence. Without float64, as
+        in jax by default: int32, with a last axis of two words.
 
     Notes
     -----
-    Steps become integers, a turn is 2**64, and their sums wrap around. So n steps have an error
-    below n * 2**-61 turns, for a million 2.8e-12 radians, before angles are rounded to their dtype.
-    Libraries with float64 have the same bits, others 1.5e-9 radians more of an error.
+    Steps become integers, a turn is 2**64, and their sums wrap around. The error of n steps is
+    below n * 2**-61 turns, 2.8e-12 radians for a million, and half a bit of the dtype. Libraries
+    with float64 have the same bits, others 1.5e-9 radians more of an error.
 
     Examples
     --------
@@ -78,8 +78,12 @@ def cumulative_angles(
     constant = backend.stop_gradient(steps)
     host = None if host_ends is None else backend.host_memory(constant)
     if host is None:
+        inside = xp.abs(constant) < turns.LARGEST
+        constant = xp.where(inside, constant, xp.zeros_like(constant))
         angles, words = _sum(backend, constant, axis, words, ends)
         angles = xp.astype(angles, dtype, copy=False)
+        nan, valid = xp.full_like(angles, math.nan), xp.all(inside, axis=axis, keepdims=True)
+        angles = xp.where(valid, angles, nan)
     else:
         angles = xp.empty(shape, dtype=dtype, device=backend.device(steps))
         first = None if words is None else backend.host_memory(words[0])
@@ -145,14 +149,10 @@ def _sum_on_host(
     for i, (first, last) in enumerate(pairwise(ends)):
         total = state[(*lead, slice(i, i + 1))]
         for row in range(first, last, rows):
-            index = (*lead, slice(row, min(row + rows, last)))
-            if not (np.abs(steps[index]) < turns.LARGEST).all():
+            block = (*lead, slice(row, min(row + rows, last)))
+            if not (np.abs(steps[block]) < turns.LARGEST).all():
                 raise RopeError(f"steps must be finite, and below {turns.LARGEST:g} radians")
-            words = turns.convert_steps(library, steps[index], True)
-            (sums,) = turns.accumulate(library, words, axis)
-            sums += total
-            total[...] = sums[(*lead, slice(-1, None))]
-            angles[index] = turns.convert_to_radians(library.xp, (sums,))
+            angles[block], (total[...],) = _sum(library, steps[block], axis, (total,), None)
     return state
 
 
@@ -160,14 +160,9 @@ def _sum(
     backend: Backend, steps: Array, axis: int, start: turns.Words | None, ends: Array | None
 ) -> tuple[Array, turns.Words]:
     """Return the angles, and the words of the state."""
-    xp = backend.xp
-    inside = xp.abs(steps) < turns.LARGEST
-    steps = xp.where(inside, steps, xp.zeros_like(steps))
     words = turns.convert_steps(backend, steps, backend.has_float64(steps))
     sums, state = _restart(backend, turns.accumulate(backend, words, axis), axis, start, ends)
-    angles = turns.convert_to_radians(xp, sums)
-    valid = xp.all(inside, axis=axis, keepdims=True)
-    return xp.where(valid, angles, xp.full_like(angles, math.nan)), state
+    return turns.convert_to_radians(backend.xp, sums), state
 
 
 def _restart(
