@@ -1,4 +1,4 @@
-"""Cumulative angles: sums of steps less whole turns."""
+"""Cumulative angles: sums of steps without whole turns."""
 
 import math
 from itertools import pairwise
@@ -22,7 +22,7 @@ _BLOCK = 1 << 15
 def cumulative_angles(
     steps: Any, axis: int, *, start: Any = None, cu_seqlens: Any = None, return_state: bool = False
 ) -> Any:
-    """Return cumulative sums of angles less whole turns, exact at any length.
+    """Return cumulative sums of angles without whole turns, exact at any length.
 
     Parameters
     ----------

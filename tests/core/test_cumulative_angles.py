@@ -1,4 +1,4 @@
-"""Cumulative angles: sums of steps less whole turns, next to sums of integers of any length."""
+"""Cumulative angles: sums of steps without whole turns, next to sums of integers of any length."""
 
 import importlib
 from fractions import Fraction
