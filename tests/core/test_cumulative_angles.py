@@ -81,7 +81,8 @@ def test_a_million_equal_steps_stay_within_the_bound(dtype):
     last = int(count_turns(np.array([step]))[0]) * tokens
     error = (int(state[0, 0]) * 2 ** (BITS - 64) - last + 2 ** (BITS - 1)) % 2**BITS
     assert abs(error - 2 ** (BITS - 1)) <= tokens * 2 ** (BITS - 61)
-    assert distance(angles[-1], to_radians(np.array([last]))) <= BOUND[dtype]
+    bound = BOUND[dtype] + tokens * 2.0**-61 * tau
+    assert distance(angles[-1], to_radians(np.array([last]))) <= bound
     if dtype is np.float32:  # the sum of floats that it replaces
         assert distance(np.cumsum(np.full(tokens, step))[-1:], to_radians(np.array([last]))) > 0.1
 
@@ -261,12 +262,6 @@ INT64 = np.zeros((1, 2), np.int64)
 def test_arguments_that_do_not_fit_are_named(steps, options, error, message):
     with pytest.raises(error, match=message):
         rope_xp.cumulative_angles(steps, **{"axis": 0, **options})
-
-
-def test_state_of_another_library_is_an_error():
-    torch = pytest.importorskip("torch")
-    with pytest.raises(TypeError, match="steps is a numpy array and start a torch array"):
-        rope_xp.cumulative_angles(STEPS, 0, start=torch.zeros(1, 2, dtype=torch.int64))
 
 
 def test_the_function_is_loaded_when_it_is_first_used():
