@@ -24,7 +24,7 @@ TURN = 2.0**64
 _HIGH = round(2**31 / math.tau) * 2.0**-31
 _LOW = (products.ONE_RADIAN - (round(2**31 / math.tau) << 161)) / 2**products.ONE_RADIAN_BITS
 _COARSE = 1608 * 2.0**-24
-"""A turn / 2**16 in 8 bits, whose products with integers of 16 bits are exact in float32."""
+"""2 pi / 2**16 in 8 bits, whose products with integers of 16 bits are exact in float32."""
 _SIGN = -(1 << 31)
 
 

@@ -1,6 +1,5 @@
 """Cumulative angles: sums of steps without whole turns, next to sums of integers of any length."""
 
-import importlib
 from fractions import Fraction
 from itertools import pairwise
 from math import tau
@@ -247,12 +246,7 @@ INT64 = np.zeros((1, 2), np.int64)
         (STEPS, {"axis": 0.0}, TypeError, "axis must be an integer"),
         (STEPS.astype(int), {}, TypeError, "steps is a numpy array .* convert it to one of"),
         ([1.0], {}, TypeError, "steps is a list; expected an array"),
-        (
-            STEPS,
-            {"start": STEPS[:1]},
-            RopeError,
-            r"start is .* int64 of shape \(1, 2\)",
-        ),
+        (STEPS, {"start": STEPS[:1]}, RopeError, r"start is .* int64 of shape \(1, 2\)"),
         (STEPS, {"start": INT64[0]}, RopeError, r"start is .* shape \(2,\) .* pass the state"),
         (STEPS, {"start": INT64, "cu_seqlens": [0, 2, 6]}, RopeError, r"of shape \(2, 2\)"),
         (STEPS, {"cu_seqlens": [0, 7]}, RopeError, "cu_seqlens ends with 7, and steps has 6"),
@@ -262,9 +256,3 @@ INT64 = np.zeros((1, 2), np.int64)
 def test_arguments_that_do_not_fit_are_named(steps, options, error, message):
     with pytest.raises(error, match=message):
         rope_xp.cumulative_angles(steps, **{"axis": 0, **options})
-
-
-def test_the_function_is_loaded_when_it_is_first_used():
-    module = importlib.import_module("rope_xp._cumulative")
-    assert "cumulative_angles" in dir(rope_xp)
-    assert rope_xp.cumulative_angles is module.cumulative_angles

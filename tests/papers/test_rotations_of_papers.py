@@ -24,22 +24,32 @@ def rng() -> np.random.Generator:
 
 @pytest.fixture
 def qk(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    return rng.standard_normal((1, TOKENS, HEADS, DIM)), rng.standard_normal(
-        (1, TOKENS, KV_HEADS, DIM)
-    )
+    q, k = (rng.standard_normal((1, TOKENS, heads, DIM)) for heads in (HEADS, KV_HEADS))
+    return q, k
+
+
+def to_complex(x: np.ndarray) -> np.ndarray:
+    """Return pairs (i, i + r/2) as complex numbers, of a key head for each query head."""
+    x = np.repeat(x, HEADS // x.shape[2], axis=2)
+    return x[..., : DIM // 2] + 1j * x[..., DIM // 2 :]
 
 
 def turn(x: np.ndarray, angles: np.ndarray) -> np.ndarray:
-    """Rotate pairs (i, i + r/2) as complex numbers; angles of k heads serve groups of q heads."""
+    """Rotate pairs as complex numbers; angles of a key head serve a group of query heads."""
     angles = np.repeat(angles, x.shape[2] // angles.shape[2], axis=2)
-    first, second = np.split(x, 2, -1)
-    z = (first + 1j * second) * np.exp(1j * angles)
+    z = (x[..., : DIM // 2] + 1j * x[..., DIM // 2 :]) * np.exp(1j * angles)
     return np.concatenate([z.real, z.imag], -1)
 
 
 def score(q: np.ndarray, k: np.ndarray) -> np.ndarray:
     """Return dot products, (heads, queries, keys)."""
-    return np.einsum("bthd,bshd->hts", q, np.repeat(k, q.shape[2] // k.shape[2], axis=2))
+    return np.einsum("bthd,bshd->hts", q, np.repeat(k, HEADS // k.shape[2], axis=2))
+
+
+def complex_score(q: np.ndarray, k: np.ndarray, distance: np.ndarray) -> np.ndarray:
+    """Return sum_i q_i conj(k_i) exp(i distance w_i), (heads, queries, keys)."""
+    waves = np.exp(1j * distance[..., None] * W)
+    return np.einsum("bthc,bshc,tsc->hts", to_complex(q), to_complex(k).conj(), waves)
 
 
 def check(rotated: Any, expected: Any) -> None:
@@ -48,7 +58,7 @@ def check(rotated: Any, expected: Any) -> None:
 
 
 def test_fope_of_vllm_is_tables_for_each_head(rng, qk):
-    """Hua et al., arXiv 2412.17739; vLLM 0.33.0, fope.py: slow pairs are dropped, others mixed."""
+    """Hua et al., arXiv 2412.17739; vLLM, fope.py, whose 0.33.0 pads sin with 1 by mistake."""
     kept = 6
     mix_cos, mix_sin = rng.standard_normal((2, KV_HEADS, kept, kept))
     waves = POSITIONS[:, None] * W[:kept]
@@ -112,13 +122,11 @@ def test_pope_is_a_rotation_of_pairs_with_a_zero(rng, qk):
 
 
 def test_imaginary_heads_of_rope_plus_plus_are_a_quarter_turn(qk):
-    """Liu et al., arXiv 2512.07525, the negative imaginary part of the score in its eq. 3."""
+    """Liu et al., arXiv 2512.07525: the imaginary part of the same complex product."""
     rope, (q, k) = RoPE(layout="half"), qk
     cos, sin = rope.cos_sin(POSITIONS, DIM, dtype=np.float64)
     rotated = rope_xp.apply_tables(q, sin, -cos, layout="half"), rope.rotate(k)
-    z, keys = (x[..., : DIM // 2] + 1j * x[..., DIM // 2 :] for x in (q, np.repeat(k, 2, 2)))
-    distance = np.exp(-1j * (POSITIONS[:, None] - POSITIONS)[..., None] * W)
-    expected = -np.einsum("bthc,bshc,tsc->hts", z.conj(), keys, distance).imag
+    expected = complex_score(q, k, POSITIONS[:, None] - POSITIONS).imag
     np.testing.assert_allclose(score(*rotated), expected, rtol=0, atol=1e-11)
 
 
@@ -134,16 +142,10 @@ class Tapered(Scaling):
 
 def test_cope_is_a_scaling_that_tapers_slow_pairs(qk):
     """Li et al., arXiv 2602.05258; its repository, modeling_cope.py."""
-    torch = pytest.importorskip("torch")
-    inv_freq = torch.tensor(W)
-    inv_freq[5:] = inv_freq[5:] * (
-        0.5 * (1.0 + torch.cos(torch.linspace(0.0, torch.pi, 3).double()))
-    )
-    angles = (POSITIONS[:, None] * inv_freq.numpy())[None, :, None]
+    w = W * np.array([1, 1, 1, 1, 1, 1, 0.5, 0])  # (1 + cos(theta)) / 2 at 0, pi / 2 and pi
+    angles = (POSITIONS[:, None] * w)[None, :, None]
     rope = RoPE(layout="half", scaling=Tapered(3))
-    # torch.linspace computes in float32: 1e-7 of a taper, at up to 39 tokens and 1e-2 radians each
-    for x, y in zip(rope.apply(*qk), [turn(x, angles) for x in qk], strict=True):
-        np.testing.assert_allclose(x, y, rtol=0, atol=1e-6)
+    check(rope.apply(*qk), [turn(x, angles) for x in qk])
 
 
 def test_dual_chunk_attention_is_a_rotation_for_each_kind_of_chunk(qk):
@@ -155,19 +157,11 @@ def test_dual_chunk_attention_is_a_rotation_for_each_kind_of_chunk(qk):
     after = rope.rotate(q, np.minimum(within + length, chunk))
     far = rope.rotate(q, np.full(TOKENS, min(2 * length - 1, chunk)))
     behind = POSITIONS[:, None] // length - POSITIONS // length
-    scores = np.select(
-        [behind == 0, behind == 1], [score(intra, keys), score(after, keys)], score(far, keys)
-    )
+    kinds = [behind == 0, behind == 1]
+    scores = np.select(kinds, [score(intra, keys), score(after, keys)], score(far, keys))
     # The distance that each score depends on: never more than the chunk.
-    distance = np.select(
-        [behind == 0, behind == 1],
-        [within[:, None], np.minimum(within + length, chunk)[:, None]],
-        chunk,
-    )
-    distance = distance - within
-    z, keys = (x[..., : DIM // 2] + 1j * x[..., DIM // 2 :] for x in (q, np.repeat(k, 2, 2)))
-    expected = np.einsum(
-        "bthc,bshc,tsc->hts", z, keys.conj(), np.exp(1j * distance[..., None] * W)
-    ).real
+    queries = within[:, None], np.minimum(within + length, chunk)[:, None]
+    distance = np.select(kinds, queries, chunk) - within
     assert distance.max() <= chunk
+    expected = complex_score(q, k, distance).real
     np.testing.assert_allclose(scores, expected, rtol=0, atol=1e-11)
