@@ -225,11 +225,6 @@ def apply_angles(
     q_rotated, k_rotated : array
         In torch and jax, differentiable with respect to q, k, angles and weights of the norm.
 
-    Raises
-    ------
-    RopeError, TypeError
-        If shapes do not fit, or angles are not floats of this library and device.
-
     Notes
     -----
     Cos and sin are those of the library, in the dtype of the angles, at least float32. Their error
@@ -249,14 +244,12 @@ def apply_angles(
     tables = parse_tables.compute_cos_sin(angles, "angles")
     k_tables = None if k_angles is None else parse_tables.compute_cos_sin(k_angles, "k_angles")
     arguments = q, k, tables, k_tables, layout, axes, rotary_offset, out, norm
-    if k_tables is not None:
-        rotated_q, rotated_k = choose.run(parse_tables.apply_angles(*arguments))
-        return rotated_q, rotated_k
     context = (layout, rotary_offset, type(rotary_offset))
     options = context, (q, k), tables, axes, out, False, norm
-    results = recall(*options)
+    parse_call = parse_tables.apply_angles
+    results = recall(*options) if k_tables is None else choose.run(parse_call(*arguments))
     if results is None:
-        results = call_cache.run(*options, parse_tables.apply_angles, *arguments)
+        results = call_cache.run(*options, parse_call, *arguments)
     return results[0], results[1]
 
 

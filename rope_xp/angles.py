@@ -39,7 +39,7 @@ class Angles:
 
     Parameters
     ----------
-    cos, sin : array, (batch..., tokens, r/2)
+    cos, sin : array, (batch..., tokens, r/2) or (batch..., tokens, heads, r/2)
         One column for each pair, multiplied by the attention factor of the rope. They are used in
         float32, for float64 arrays in float64.
     rope : RoPE

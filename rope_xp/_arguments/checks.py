@@ -75,14 +75,12 @@ def _suggest_axes(axes: Axes) -> str:
 def check_heads(argument: str, heads: int, axes: Axes, operands: dict[str, Array]) -> None:
     """Check that each head of angles is that of as many heads of an array."""
     counts = {name: x.shape[axes.heads] for name, x in operands.items()}
-    check_known(argument, (heads,))
-    for name, count in counts.items():
-        check_known(name, (count,))
+    check_known(argument, (heads, *counts.values()))
     if any(count % heads if heads else count for count in counts.values()):
         listed = " and ".join(f"{name} {count}" for name, count in counts.items())
         raise RopeError(
-            f"{argument} has {heads} heads, {listed}; pass {argument} with the heads of {name}, or "
-            "a divisor of all: a query must turn like its key"
+            f"{argument} has {heads} heads, {listed}; pass {argument} with the heads of "
+            f"{[*counts][-1]}, or a divisor of all: a query must turn like its key"
         )
 
 

@@ -78,14 +78,10 @@ def apply_angles(
         k_tables = _read_tables(backend, {"k": k}, where, k_tables, doubles[1], k_names)
         columns = tables.cos.shape[-1], k_tables.cos.shape[-1]
         if not same_length(*columns):
-            raise RopeError(
-                f"angles has {columns[0]} columns, one for each rotated pair, and k_angles "
-                f"{columns[1]}; they must be equal"
-            )
-        angles = (
-            *cast_tables(backend, tables, doubles[:1]),
-            *cast_tables(backend, k_tables, doubles[1:]),
-        )
+            msg = f"angles has {columns[0]} columns and k_angles {columns[1]}; they must be equal"
+            raise RopeError(msg)
+        angles = cast_tables(backend, tables, doubles[:1])
+        angles += cast_tables(backend, k_tables, doubles[1:])
     r, offset = resolve_slice(q.shape[-1], 2 * tables.cos.shape[-1], rotary_offset, None)
     norm, weights = check_norm(backend, (q, k), where, r, norm)
     out = check_out(backend, (q, k), out, (), weights)

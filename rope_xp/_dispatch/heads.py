@@ -11,8 +11,6 @@ from dataclasses import replace
 from rope_xp._core.call import AngleSource, Call, CosSin, make_axes
 from rope_xp._core.typing import Array
 
-_BATCH = "bcefgijklmnopqrtuvwxyz"
-
 
 def differ_by_head(call: Call) -> bool:
     """Return whether tables of a call have a heads axis."""
@@ -38,7 +36,7 @@ def split_heads(call: Call) -> Call:
     if splits and (not call.backend.assigns_by_index or call.backend.sharded_executor is not None):
         splits = False
         sources = tuple([_repeat_heads(call, sources[-i], group) for i, group in enumerate(groups)])
-    letter = next(letter for letter in _BATCH if letter not in axes.names)
+    letter = next(name for name in "bcefgijklmnopqrtuvwxyz" if name not in axes.names)
     before = sum(i < at for i in axes.batch)
     behind = len(axes.batch) - before + 2  # axes of a table
 
@@ -57,8 +55,8 @@ def split_heads(call: Call) -> Call:
         if len(table.shape) == ndim:
             order = *range(before), ndim - 2, *range(before, ndim - 2), ndim - 1
             return xp.permute_dims(table, order)
-        missing = len(table.shape) < behind
-        return table if missing else table[(..., None, *(slice(None),) * behind)]
+        index = (..., None, *(slice(None),) * behind)
+        return table[index] if len(table.shape) >= behind else table
 
     new = tuple([split(x, i) for i, x in enumerate(arrays)])
     if out is not None:

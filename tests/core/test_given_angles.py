@@ -13,7 +13,7 @@ from support.targets import rows, truth
 
 from rope_xp import QKNorm, RoPE, RopeError, apply_angles, apply_tables
 
-HOSTS = rows(("numpy", "numpy-portable", "numpy-chunked", "numpy-llvm", "torch", "torch-llvm"))
+HOSTS = rows(("numpy-portable", "numpy-chunked", "numpy-llvm", "torch", "torch-llvm"))
 # cos and sin within 1.2e-7 each, |x| below 5, and two roundings of the rotation.
 CLOSE = {"rtol": 0, "atol": 3e-6}
 
@@ -57,7 +57,8 @@ CASES = (
 def test_angles_of_every_shape_equal_complex_numbers(backend, case, rng):
     heads, shape, k_shape, layout, axes, offset = case
     pair = [draw(rng, 2, 5, n, 20) for n in heads]
-    angles = [9 * draw(rng, *s) for s in (shape, k_shape or shape)]
+    angles = [9 * draw(rng, *shape)]
+    angles.append(9 * draw(rng, *k_shape) if k_shape else angles[0])
     order = ["bshd".index(name) for name in axes]
     arrays = [backend.make(x.transpose(order).copy()) for x in pair]
     RoPE().rotate(arrays[0], axes=axes)  # as in test_frequencies.py
@@ -106,8 +107,8 @@ def test_angles_objects_take_tables_of_each_head(backend, rng):
 
 @pytest.mark.parametrize("shape", [(2, 5, 8), (2, 5, 2, 8)], ids=["shared", "of heads"])
 def test_a_norm_comes_before_the_rotation(backend, shape, rng):
-    q, k, angles = draw(rng, 2, 5, 4, 20), draw(rng, 2, 5, 2, 20), draw(rng, *shape)
-    for weights in ((draw(rng, 20), draw(rng, 20)), (draw(rng, 4, 20), draw(rng, 2, 20))):
+    q, k, angles = draw(rng, 2, 5, 4, 16), draw(rng, 2, 5, 2, 16), draw(rng, *shape)
+    for weights in ((draw(rng, 16), draw(rng, 16)), (draw(rng, 4, 16), draw(rng, 2, 16))):
         if weights[0].ndim > 1 and backend.path not in (None, "portable", "chunked"):
             continue  # a forced kernel takes one weight for all heads, and says so
 
@@ -126,8 +127,8 @@ def test_a_norm_comes_before_the_rotation(backend, shape, rng):
 def test_cosines_are_those_of_the_angle_as_given(backend, given, rng):
     """A float64 angle keeps its digits for float32 arrays, where those have float64."""
     angles = (rng.uniform(-1, 1, (1, 40)) * (1e6 if given == "float64" else 1e3)).astype(given)
-    if given not in backend.floats and given != "float16":
-        pytest.skip(f"{backend} is not tested with {given}")
+    if given == "float64" and backend.module == "mlx":
+        pytest.skip("mlx computes cos and sin of float64 in float32")
     cos, sin = exact_cos_sin((1.0,), tuple(angles[0].astype(float).tolist()))
     x = np.concatenate([np.ones((1, 1, 40)), np.zeros((1, 1, 40))], -1).astype("f4")
     made = backend.make(angles) if given in backend.floats else angles
@@ -238,7 +239,7 @@ ERRORS: list[tuple[str, dict[str, Any]]] = [
     ("angles has shape (2,); it needs two axes", {"angles": np.ones(2)}),
     ("k_angles[..., 0] has shape (2,)", {"k_angles": np.ones((2, 2))}),
     ("angles has 8 columns, one for each", {"angles": np.ones((3, 8))}),
-    ("angles has 2 columns, one for each rotated pair, and k_an", {"k_angles": np.ones((3, 3))}),
+    ("angles has 2 columns and k_angles 3", {"k_angles": np.ones((3, 3))}),
     ("does not fit in head_dim=8", {"rotary_offset": 6}),
     ("rotary_offset must be an integer", {"rotary_offset": 1.0}),
     ("layout must be one of", {"layout": "neox"}),
@@ -254,9 +255,8 @@ def test_bad_arguments_raise_and_write_nothing(message, changed):
     q, k = np.ones((1, 3, 4, 8)), np.ones((1, 3, 2, 8))
     options = {"angles": np.ones((3, 2)), "out": (q, k)} | changed
     if options["out"] == "swapped":
-        q = k = np.ones((1, 3, 4, 8))
+        k = np.ones_like(q)
         options["out"] = (k, q)
-        q = q.copy()
     with pytest.raises((RopeError, TypeError), match=re.escape(message)):
         apply_angles(q, k, **options)
     assert (q == 1).all()

@@ -30,11 +30,13 @@ def local_angles(call: Call, arrays: tuple[Any, ...], local: Tensors) -> tuple[A
 
 def local_weights(call: Call, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the weights of the heads in each local array, None where it has none."""
-    heads = (call.spec.axes.heads,)
-    return tuple(
-        None if w is None else _localize(w, x, *_place_like(w.shape, x, heads, 0, 1))
-        for x, w in zip(arrays, call.weights, strict=False)
-    )
+    weights: list[Any] = []
+    for x, w in zip(arrays, call.weights, strict=False):
+        # A weight with all axes stands beside angles of each head.
+        axes = range(x.ndim - 1) if w is not None and w.ndim == x.ndim else (call.spec.axes.heads,)
+        placed = None if w is None else _place_like(w.shape, x, tuple(axes), 0, 1)
+        weights.append(None if placed is None else _localize(w, x, *placed))
+    return tuple(weights)
 
 
 def local_lookup(lookup: TableLookup, whole: DTensor, placements: Placements) -> TableLookup:
