@@ -142,7 +142,7 @@ class Torch(Backend):
         """Skip the function where nothing follows it."""
         is_followed = private.are_transforms_active() or private.is_forward_mode()
         if is_followed or (x.requires_grad and torch.is_grad_enabled()):
-            return super().add_derivative(value, function, x)
+            value = super().add_derivative(value, function, x)
         return value
 
     def take_rows(self, table: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
