@@ -76,8 +76,8 @@ def cumulative_angles(
     ends, host_ends = _read_ends(backend, steps, axis, cu_seqlens)
     words = _read_state(backend, steps, axis, start, ends)
     constant = backend.stop_gradient(steps)
-    host = None if host_ends is None else backend.host_memory(constant)
-    if host is None:
+    views: list[Any] = [backend.host_memory(x) for x in (constant, *(words or ()))]
+    if host_ends is None or any(view is None for view in views):
         inside = xp.abs(constant) < turns.LARGEST
         constant = xp.where(inside, constant, xp.zeros_like(constant))
         angles, words = _sum(backend, constant, axis, words, ends)
@@ -86,8 +86,7 @@ def cumulative_angles(
         angles = xp.where(valid, angles, nan)
     else:
         angles = xp.empty(shape, dtype=dtype, device=backend.device(steps))
-        first = None if words is None else backend.host_memory(words[0])
-        state = _sum_on_host(host, axis, first, host_ends, backend.host_memory(angles))
+        state = _sum_on_host(axis, host_ends, backend.host_memory(angles), *views)
         words = (backend.asarray(state, backend.device(steps)),)
 
     def sum_floats(x: Array) -> Array:
@@ -139,7 +138,7 @@ def _read_state(
 
 
 def _sum_on_host(
-    steps: np.ndarray, axis: int, start: np.ndarray | None, ends: np.ndarray, angles: np.ndarray
+    axis: int, ends: np.ndarray, angles: Any, steps: np.ndarray, start: np.ndarray | None = None
 ) -> np.ndarray:
     """Write the angles, block by block, and return the state."""
     library, lead = find.require_backend(steps, "steps"), (slice(None),) * axis
