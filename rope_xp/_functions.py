@@ -227,9 +227,9 @@ def apply_angles(
 
     Notes
     -----
-    Cos and sin are those of the library, in the dtype of the angles, at least float32. Their error
-    is the rounding of the angle itself, which in float32 reaches 2**-25 of it, 3e-5 near 1000
-    radians: subtract whole turns from sums before they are rounded, or pass float64.
+    Cos and sin are those of the library, in the dtype of the angles, at least float32; mlx computes
+    float64 in float32. A float32 angle is itself rounded, by up to 2**-24 of it: subtract whole
+    turns from long sums before they are rounded, or pass float64.
 
     Examples
     --------
