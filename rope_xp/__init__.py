@@ -34,9 +34,12 @@ _registrars.append(_find.register_pytrees)
 
 if _typing.TYPE_CHECKING:
     from rope_xp import backend, integrations, layers, onnx, papers, positions, testing  # noqa: F401  # names for type checkers
+    from rope_xp._cumulative import cumulative_angles
 else:
     __getattr__, __dir__ = _load_on_first_use(
-        __name__, "backend", "integrations", "layers", "onnx", "papers", "positions", "testing"
+        __name__,
+        *("backend", "integrations", "layers", "onnx", "papers", "positions", "testing"),
+        cumulative_angles="_cumulative",
     )
 
 __version__ = "0.1.0"
@@ -56,6 +59,7 @@ __all__ = [
     "apply_frequencies",
     "apply_tables",
     "clear_caches",
+    "cumulative_angles",
     "explain",
     "from_hf_config",
     "permute_weights",

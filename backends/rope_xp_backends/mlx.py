@@ -73,6 +73,9 @@ class Mlx(Backend):
             return None
         return "float64, whose constants this mlx rounds to float32; update mlx to 0.32.4"
 
+    def cumulative_sum(self, x: mx.array, axis: int) -> mx.array:
+        return mx.cumsum(x, axis=axis)
+
     def stop_gradient(self, x: mx.array) -> mx.array:
         return mx.stop_gradient(x)
 

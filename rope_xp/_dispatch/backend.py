@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import numpy as np
@@ -102,6 +102,10 @@ class Backend:
         """Return positions as a numpy array, None where reading them waits for a device."""
         return positions if self.host else None
 
+    def host_memory(self, x: Array) -> np.ndarray | None:
+        """Return x as a numpy array of the same memory; None if something records operations."""
+        return x if self.host else None
+
     def memory(self, x: Array) -> Memory | None:
         """Return the memory of x, None if it is unknown."""
         return None
@@ -162,6 +166,13 @@ class Backend:
         """Return x as a constant to derivatives; x itself where there are none."""
         return x
 
+    def add_derivative(self, value: Array, function: Callable[[Array], Array], x: Array) -> Array:
+        """Return value with the derivatives of a linear function of x, of the same shape."""
+        if self.stop_gradient(x) is x:
+            return value
+        total = function(x)
+        return value + (total - self.stop_gradient(total))
+
     def materialize(self, cos: Array, sin: Array) -> tuple[Array, Array]:
         """Return cos and sin such that no compiler recomputes them for every head."""
         return cos, sin
@@ -181,6 +192,10 @@ class Backend:
         # The standard takes 1-D indices only.
         rows = self.xp.take(table, self.xp.reshape(indices, (-1,)), axis=0)
         return self.xp.reshape(rows, (*indices.shape, table.shape[1]))
+
+    def cumulative_sum(self, x: Array, axis: int) -> Array:
+        """Return cumulative sums in the dtype of x."""
+        return self.xp.cumulative_sum(x, axis=axis, dtype=x.dtype)
 
     def replace_slots(self, x: Array, axis: int, slots: Array, values: Array) -> Array:
         """Return x with other values in slots of an axis, by ``take``. Skip negative slots."""

@@ -38,9 +38,9 @@ from rope_xp._core.protocols import ArrayLibrary
 from rope_xp._core.typing import Array, Namespace
 from rope_xp._rotation import fractions
 
-_ONE_RADIAN = 0x28BE60DB9391054A7F09D5F47D4D377036D8A5664F10E410
+ONE_RADIAN = 0x28BE60DB9391054A7F09D5F47D4D377036D8A5664F10E410
 """round(2**192 / (2 pi)): in turns."""
-_ONE_RADIAN_BITS = 192
+ONE_RADIAN_BITS = 192
 
 
 class DigitBase(NamedTuple):
@@ -105,7 +105,7 @@ def build_multipliers(
     xp = library.xp
     single = base is SINGLE and library.dtype_name(frequencies) != "float64"
     frequencies = xp.astype(frequencies, xp.float32 if single else xp.float64, copy=False)
-    turns = _convert_to_turns(xp, frequencies, base)
+    turns = convert_to_turns(xp, frequencies, base)
     zero = xp.zeros_like(turns[0])
     multipliers = []
     for weight in weights:
@@ -120,7 +120,7 @@ def build_multipliers(
     return multipliers
 
 
-def _convert_to_turns(xp: Namespace, frequencies: Array, base: DigitBase) -> list[Array]:
+def convert_to_turns(xp: Namespace, frequencies: Array, base: DigitBase) -> list[Array]:
     """Return the digits n of f / (2 pi), of weight 2**(-bits n)."""
     inside = xp.abs(frequencies) < LARGEST
     frequencies = xp.where(inside, frequencies, xp.full_like(frequencies, math.nan))
@@ -141,7 +141,7 @@ def _convert_to_turns(xp: Namespace, frequencies: Array, base: DigitBase) -> lis
 
 def _get_radian_digits(bits: int, last: int) -> list[float]:
     """Return balanced digits n of 1 / (2 pi), of weight 2**(-bits n); the first is 0."""
-    radian = _ONE_RADIAN >> (_ONE_RADIAN_BITS - bits * (last + 1))
+    radian = ONE_RADIAN >> (ONE_RADIAN_BITS - bits * (last + 1))
     digits, top = _split_integer(radian, bits, last + 1)
     return [float(n) for n in (top, *digits[:0:-1])]
 

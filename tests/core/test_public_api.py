@@ -28,6 +28,7 @@ SIGNATURES = {
     "apply_tables": "x, cos, sin, *, layout='interleaved', inverse=False, axes=None, "
     "rotary_offset=0, out=None",
     "clear_caches": "",
+    "cumulative_angles": "steps, axis, *, start=None, cu_seqlens=None, return_state=False",
     "explain": "q, k, positions=None, rope=None, *, axes=None, k_positions=None, out=None, "
     "norm=None, **options",
     "permute_weights": "w, num_heads, *, to",
@@ -85,8 +86,8 @@ def test_signatures_are_those_agreed(name):
 
 NAMES = """
 Angles Choice Explanation LayerPlan MissingBackendError QKNorm RoPE RopeConfigError RopeError apply
-apply_angles apply_frequencies apply_tables clear_caches explain from_hf_config permute_weights plan
-scaling use_path
+apply_angles apply_frequencies apply_tables clear_caches cumulative_angles explain from_hf_config
+permute_weights plan scaling use_path
 """
 MODULES = "angles backend choice hf integrations layers norm onnx papers positions rope testing"
 MEMBERS = """

@@ -1,6 +1,6 @@
 """The glue of torch: signatures of eager calls, tensors, their memory, in-place writes."""
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -127,13 +127,32 @@ class Torch(Backend):
         on_host = is_plain(positions) and positions.device.type == "cpu"
         return _read_host(positions) if on_host else None
 
+    def host_memory(self, x: torch.Tensor) -> np.ndarray | None:
+        return None if torch.compiler.is_compiling() or private.is_observed() else self.host_view(x)
+
     def stop_gradient(self, x: torch.Tensor) -> torch.Tensor:
         return x.detach()
+
+    def add_derivative(
+        self,
+        value: torch.Tensor,
+        function: Callable[[torch.Tensor], torch.Tensor],
+        x: torch.Tensor,
+    ) -> torch.Tensor:
+        """Skip the function where nothing follows it."""
+        is_followed = private.are_transforms_active() or private.is_forward_mode()
+        if is_followed or (x.requires_grad and torch.is_grad_enabled()):
+            value = super().add_derivative(value, function, x)
+        return value
 
     def take_rows(self, table: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """Select without branching on sizes, which may be a compiler's symbols."""
         rows = table.index_select(0, indices.reshape(-1))
         return rows if indices.ndim == 1 else rows.reshape(*indices.shape, table.shape[1])
+
+    def cumulative_sum(self, x: torch.Tensor, axis: int) -> torch.Tensor:
+        """Leave out array_api_compat, whose cache torch.compile warns of."""
+        return torch.cumsum(x, axis, dtype=x.dtype)
 
     def has_float64(self, x: torch.Tensor) -> bool:
         return x.device.type != "mps"

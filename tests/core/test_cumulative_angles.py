@@ -1,0 +1,258 @@
+"""Cumulative angles: sums of steps without whole turns, next to sums of integers of any length."""
+
+from fractions import Fraction
+from itertools import pairwise
+from math import tau
+from typing import Any
+
+import mpmath
+import numpy as np
+import pytest
+from support.targets import Target, rows
+
+import rope_xp
+from rope_xp import RopeError
+from rope_xp._rotation import turns
+
+NAMES = ("numpy", "array-api-strict", "torch", "jax", "mlx")
+EAGER = pytest.mark.parametrize("backend", rows(NAMES))
+LIBRARIES = pytest.mark.parametrize("backend", rows((*NAMES, "torch-compile", "jax-jit", "dask")))
+# Rounding pi to float32, and the words that libraries without float64 leave out.
+BOUND = {np.float32: 2.0**-23 + 1.6e-9, np.float64: 2.0**-50}
+BITS = 256
+
+
+def one_radian() -> int:
+    with mpmath.workprec(2 * BITS):
+        return int(mpmath.floor(mpmath.mpf(2) ** BITS / (2 * mpmath.pi)))
+
+
+def count_turns(steps: np.ndarray) -> np.ndarray:
+    """Return steps in turns, as integers with a turn of 2**BITS: no rounding that tests see."""
+    radian = one_radian()
+
+    def count(step: float) -> int:
+        ratio = Fraction(float(step))
+        return ratio.numerator * radian // ratio.denominator
+
+    return np.vectorize(count, otypes=[object])(steps)
+
+
+def to_radians(total: np.ndarray) -> np.ndarray:
+    half = 1 << (BITS - 1)
+    wrap = np.vectorize(lambda n: float(Fraction((n + half) % (2 * half) - half, 2 * half)))
+    return wrap(total) * tau
+
+
+def distance(angles: Any, expected: np.ndarray) -> float:
+    difference = np.asarray(angles, np.float64) - expected
+    return float(np.abs(difference - tau * np.round(difference / tau)).max())
+
+
+def draw(shape: tuple[int, ...], dtype: type = np.float32) -> np.ndarray:
+    """Steps between 1e-3 and 6e4 radians, of both signs."""
+    rng = np.random.default_rng(7)
+    steps = rng.standard_normal(shape) * 10.0 ** rng.uniform(-3, 4.2, shape)
+    return np.clip(steps, -65535, 65535).astype(dtype)
+
+
+def run(backend: Target, steps: np.ndarray, axis: int = 1, **options: Any) -> Any:
+    return backend.run(lambda x: rope_xp.cumulative_angles(x, axis, **options), backend.make(steps))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@LIBRARIES
+def test_sums_are_exact_in_every_library(backend, dtype):
+    if np.dtype(dtype).name not in backend.floats:
+        pytest.skip(f"{backend} has no {np.dtype(dtype).name} here")
+    steps = draw((2, 300, 3), dtype)
+    angles = backend.back(run(backend, steps))
+    assert angles.dtype == dtype
+    assert distance(angles, to_radians(np.cumsum(count_turns(steps), 1))) <= BOUND[dtype]
+    if backend.module != "jax":  # which has no float64 here
+        np.testing.assert_array_equal(angles, rope_xp.cumulative_angles(steps, 1))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_million_equal_steps_stay_within_the_bound(dtype):
+    tokens, step = 1_000_000, dtype(3.0009765625)
+    angles, state = rope_xp.cumulative_angles(np.full((tokens, 1), step), 0, return_state=True)
+    last = int(count_turns(np.array([step]))[0]) * tokens
+    error = (int(state[0, 0]) * 2 ** (BITS - 64) - last + 2 ** (BITS - 1)) % 2**BITS
+    assert abs(error - 2 ** (BITS - 1)) <= tokens * 2 ** (BITS - 61)
+    bound = BOUND[dtype] + tokens * 2.0**-61 * tau
+    assert distance(angles[-1], to_radians(np.array([last]))) <= bound
+    if dtype is np.float32:  # the sum of floats that it replaces
+        assert distance(np.cumsum(np.full(tokens, step))[-1:], to_radians(np.array([last]))) > 0.1
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_each_step_has_the_error_that_is_promised(dtype):
+    steps = draw((20_000,), dtype)
+    exact = count_turns(steps)
+    _, states = rope_xp.cumulative_angles(steps[:, None], 1, return_state=True)
+    errors = [int(n) * 2 ** (BITS - 64) - m for n, m in zip(states[:, 0], exact, strict=True)]
+    half = 2 ** (BITS - 1)
+    assert max(abs((e + half) % (2 * half) - half) for e in errors) <= 2 ** (BITS - 61)
+
+
+def test_words_of_32_bits_are_those_of_64():
+    steps = draw((5, 4000))
+    library = rope_xp._dispatch.find.require_backend(steps, "steps")
+    with np.errstate(over="ignore"):
+        low, high = turns.accumulate(library, turns.convert_steps(library, steps, False), 1)
+        negative = turns.negate(np, (low, high))
+        np.testing.assert_array_equal(turns.add(np, (low, high), negative), np.zeros((2, 5, 4000)))
+    (whole,) = turns.accumulate(library, turns.convert_steps(library, steps, True), 1)
+    words = low.view(np.uint32).astype(np.uint64) | high.view(np.uint32).astype(np.uint64) << 32
+    differences = words.view(np.int64) - whole
+    assert np.abs(differences).max() <= 2 * 8 * 4000  # both within 2**-61 turns a step
+
+
+@EAGER
+@pytest.mark.parametrize("cuts", [(1,), (17, 18, 250), tuple(range(1, 300))])
+def test_chunks_have_the_bits_of_the_whole(backend, cuts):
+    steps, state, parts = draw((2, 300, 3)), None, []
+    whole, last = run(backend, steps, return_state=True)
+    for first, end in zip((0, *cuts), (*cuts, 300), strict=True):
+        part, state = run(backend, steps[:, first:end], start=state, return_state=True)
+        parts.append(backend.back(part))
+    np.testing.assert_array_equal(np.concatenate(parts, 1), backend.back(whole))
+    np.testing.assert_array_equal(backend.back(state), backend.back(last))
+
+
+@pytest.mark.parametrize("ends", [(0, 300), (0, 17, 17, 250, 300), (0, 0, 299, 300)])
+@LIBRARIES
+def test_packed_sequences_have_the_bits_of_each_alone(backend, ends):
+    steps = draw((2, 300, 3))
+    packed, states = run(backend, steps, cu_seqlens=np.array(ends, np.int32), return_state=True)
+    for i, (first, end) in enumerate(pairwise(ends)):
+        state = backend.back(states)[:, i : i + 1]
+        if first == end:
+            assert not state.any()
+            continue
+        alone, last = run(backend, steps[:, first:end], return_state=True)
+        np.testing.assert_array_equal(backend.back(packed)[:, first:end], backend.back(alone))
+        np.testing.assert_array_equal(state, backend.back(last))
+
+
+@EAGER
+def test_packed_chunks_start_from_the_states_of_their_sequences(backend):
+    steps = draw((40, 2))
+    _, states = run(backend, steps[:20], 0, cu_seqlens=[0, 5, 20], return_state=True)
+    rest = run(backend, steps[20:], 0, start=states, cu_seqlens=[0, 8, 20])
+    parts = [np.r_[0:5, 20:28], np.r_[5:20, 28:40]]
+    wholes = [backend.back(run(backend, steps[part], 0)) for part in parts]
+    expected = np.concatenate([wholes[0][5:], wholes[1][15:]])
+    np.testing.assert_array_equal(backend.back(rest), expected)
+
+
+def test_numpy_and_torch_have_the_same_bits_in_any_order_of_memory():
+    torch = pytest.importorskip("torch")
+    steps = draw((3, 5000, 16))
+    whole = rope_xp.cumulative_angles(steps, 1)
+    for axes in ((0, 1, 2), (1, 0, 2), (2, 0, 1)):
+        view = torch.from_numpy(steps.copy()).permute(axes)
+        angles = rope_xp.cumulative_angles(view, axes.index(1) - 3)
+        np.testing.assert_array_equal(angles.numpy(), whole.transpose(axes))
+    halves = torch.from_numpy(steps).bfloat16()
+    angles = rope_xp.cumulative_angles(halves, 1)
+    assert torch.equal(angles, rope_xp.cumulative_angles(halves.float(), 1))
+
+
+def weigh(shape: tuple[int, ...], ends: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Return weights of a loss, and their reversed sums within each sequence."""
+    weights = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
+    parts = np.split(weights.astype(np.float64), ends[1:-1])
+    return weights, np.concatenate([np.cumsum(part[::-1], 0)[::-1] for part in parts])
+
+
+@pytest.mark.parametrize("ends", [(0, 50), (0, 20, 50)])
+@pytest.mark.parametrize("name", ["torch", "torch-compile", "jax", "mlx"])
+def test_derivative_is_a_reversed_sum(name, ends):
+    module = {"mlx": "mlx.core"}.get(name, name.partition("-")[0])
+    library = pytest.importorskip(module)
+    steps = draw((50, 3))
+    weights, expected = weigh(steps.shape, ends)
+    options = {} if len(ends) == 2 else {"cu_seqlens": np.array(ends, np.int32)}
+
+    def loss(x: Any, w: Any) -> Any:
+        return (rope_xp.cumulative_angles(x, 0, **options) * w).sum()
+
+    if module == "torch":
+        x = library.tensor(steps, requires_grad=True)
+        function = loss
+        if name == "torch-compile":
+            function = library.compile(loss, fullgraph=True, backend="aot_eager")
+        function(x, library.tensor(weights)).backward()
+        assert library.equal(rope_xp.cumulative_angles(x, 0), rope_xp.cumulative_angles(x.data, 0))
+        gradient = x.grad
+    elif module == "jax":
+        gradient = library.jit(library.grad(loss))(steps, weights)
+    else:
+        gradient = library.grad(loss)(library.array(steps), library.array(weights))
+    # A sum of 50 floats, each rounded.
+    np.testing.assert_allclose(np.asarray(gradient), expected, rtol=0, atol=50 * 2.0**-20)
+
+
+def test_second_derivatives_and_transforms_of_torch_hold():
+    torch = pytest.importorskip("torch")
+    steps = torch.tensor(draw((7, 2), np.float64) / 1e4, requires_grad=True)
+
+    def rotate(x: Any) -> Any:
+        return rope_xp.cumulative_angles(x, 0).sin()
+
+    assert torch.autograd.gradcheck(rotate, steps)
+    assert torch.autograd.gradgradcheck(rotate, steps)
+    jacobian = torch.func.jacrev(rotate)(steps.detach())
+    torch.testing.assert_close(torch.func.jacfwd(rotate)(steps.detach()), jacobian)
+    many = torch.stack([steps.detach(), 2 * steps.detach()])
+    each = torch.stack([rotate(x) for x in many])
+    torch.testing.assert_close(torch.func.vmap(rotate)(many), each)
+
+
+def test_forward_mode_and_vmap_of_jax_hold():
+    jax = pytest.importorskip("jax")
+    steps = draw((4, 7, 2)) / 1e4
+    _, tangent = jax.jvp(lambda x: rope_xp.cumulative_angles(x, 1), (steps,), (steps,))
+    np.testing.assert_allclose(tangent, np.cumsum(steps, 1), rtol=0, atol=1e-4)
+    each = jax.vmap(lambda x: rope_xp.cumulative_angles(x, 0))(steps)
+    np.testing.assert_array_equal(each, rope_xp.cumulative_angles(jax.numpy.asarray(steps), 1))
+
+
+@LIBRARIES
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -(2.0**16)])
+def test_a_step_that_is_no_angle_is_an_error_or_makes_its_sums_nan(backend, bad):
+    steps = np.ones((2, 30, 1), np.float32)
+    steps[0, 11] = bad
+    if backend.name in ("numpy", "torch"):
+        with pytest.raises(RopeError, match="steps must be finite, and below 65536 radians"):
+            run(backend, steps)
+        return
+    angles = backend.back(run(backend, steps))
+    assert np.isnan(angles[0]).all()
+    assert not np.isnan(angles[1]).any()
+
+
+STEPS = np.ones((6, 2), np.float32)
+INT64 = np.zeros((1, 2), np.int64)
+
+
+@pytest.mark.parametrize(
+    ("steps", "options", "error", "message"),
+    [
+        (STEPS, {"axis": 2}, RopeError, r"axis = 2 is no axis of tokens .* \(6, 2\)"),
+        (STEPS[:0], {}, RopeError, r"axis = 0 is no axis of tokens .* \(0, 2\)"),
+        (STEPS, {"axis": 0.0}, TypeError, "axis must be an integer"),
+        (STEPS.astype(int), {}, TypeError, "steps is a numpy array .* convert it to one of"),
+        ([1.0], {}, TypeError, "steps is a list; expected an array"),
+        (STEPS, {"start": STEPS[:1]}, RopeError, r"start is .* int64 of shape \(1, 2\)"),
+        (STEPS, {"start": INT64[0]}, RopeError, r"start is .* shape \(2,\) .* pass the state"),
+        (STEPS, {"start": INT64, "cu_seqlens": [0, 2, 6]}, RopeError, r"of shape \(2, 2\)"),
+        (STEPS, {"cu_seqlens": [0, 7]}, RopeError, "cu_seqlens ends with 7, and steps has 6"),
+        (STEPS, {"cu_seqlens": [1, 6]}, RopeError, "cu_seqlens must start with 0"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_named(steps, options, error, message):
+    with pytest.raises(error, match=message):
+        rope_xp.cumulative_angles(steps, **{"axis": 0, **options})
