@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -71,6 +72,7 @@ class Angles:
         axes: str | None = None,
         out: tuple[ArrayT | None, ArrayT] | None = None,
         slots: Any = None,
+        cache_axes: str | None = None,
         norm: QKNorm | None = None,
     ) -> tuple[ArrayT, ArrayT]:
         """Rotate queries and keys. See :meth:`rope_xp.RoPE.apply`.
@@ -86,8 +88,13 @@ class Angles:
         >>> q, k = np.ones((1, 8, 3, 64)), np.ones((1, 2, 3, 64))
         >>> q_rotated, _ = rope_xp.RoPE().at([5, 6, 7], like=q).apply(q, k, axes="bhsd")
         """
-        if slots is not None:
-            return rotate_into_slots(q, k, slots, axes, out, self.apply, norm=norm)
+        if slots is not None or cache_axes is not None:
+            given, options = (q, k), {"axes": axes, "norm": norm}
+            rotate: Any = partial(self.apply, *given, **options)
+            parse_call: Any = partial(
+                parse_tables.rotate, self.rope, given, self.cos, self.sin, inverse=False, **options
+            )
+            return rotate_into_slots(q, k, slots, axes, cache_axes, out, rotate, parse_call)
         rotated_q, rotated_k = self._rotate((q, k), (self.cos, self.sin), axes, out, False, norm)
         return rotated_q, rotated_k
 

@@ -24,13 +24,14 @@ class LLVM(Path):
     """Kernels compiled by LLVM."""
 
     name = "llvm"
-    makes_tables = normalizes = True
+    makes_tables = normalizes = scatters = True
 
     def decline_reason(self, call: Call, *, forced: bool) -> str | None:
         return (
             KERNELS.decline_reason(*get_kernel_keys(call))
             or _decline_subclasses(call)
             or decline_rows(call)
+            or _decline_offsets(call)
         )
 
     def run(self, call: Call) -> tuple[np.ndarray, ...]:
@@ -57,6 +58,11 @@ class LLVM(Path):
         kernel, source = KERNELS.get(get_kernel_keys(call)[0]), call.angles[0]
         run = host.plan_launch(kernel, arrays, results, weights, rows, source, call.spec)  # type: ignore[arg-type]  # of no other kind
         return host.NumpyLaunch(run, contiguous)
+
+
+def _decline_offsets(call: Call) -> str | None:
+    arrays = () if call.offsets is None else (*call.arrays, *(call.out or ()))
+    return None if all(map(host.is_readable, arrays)) else "arrays must be copied, but scatter"
 
 
 class Chunked(Path):
