@@ -89,11 +89,10 @@ class Angles:
         >>> q_rotated, _ = rope_xp.RoPE().at([5, 6, 7], like=q).apply(q, k, axes="bhsd")
         """
         if slots is not None or cache_axes is not None:
-            given, options = (q, k), {"axes": axes, "norm": norm}
-            rotate: Any = partial(self.apply, *given, **options)
-            parse_call: Any = partial(
-                parse_tables.rotate, self.rope, given, self.cos, self.sin, inverse=False, **options
-            )
+            options: dict[str, Any] = {"axes": axes, "norm": norm}
+            given = self.rope, (q, k), self.cos, self.sin
+            parse_call = partial(parse_tables.rotate, *given, inverse=False, **options)
+            rotate = partial(self.apply, q, k, **options)
             return rotate_into_slots(q, k, slots, axes, cache_axes, out, rotate, parse_call)
         rotated_q, rotated_k = self._rotate((q, k), (self.cos, self.sin), axes, out, False, norm)
         return rotated_q, rotated_k

@@ -82,10 +82,12 @@ def rotate_into_slots(
         check_out(backend, (q, cache), (q_out, cache), inputs, advise_in_place=False)
     elif q_out is not None and q_out is not q:
         raise TypeError(f"out[0] must be None or q with slots=: {backend.out_refusal}")
-    if on_host and slots.size and (np.diff(slots) == 1).all() and _is_flat(backend, view):
-        flat = xp.reshape(view, (math.prod(view.shape[:-2]), *head))
-        keys = xp.reshape(flat[slots[0] : slots[-1] + 1], shape)
-        keys = xp.permute_dims(keys, inverse)
+    m = backend.memory(view) if on_host and slots.size and backend.assigns_by_index else None
+    # The slots are a slice of a view that has three axes.
+    is_flat = m and (len(m.shape) == 3 or m.strides[0] == m.shape[1] * m.strides[1])
+    if is_flat and slots[-1] - slots[0] == slots.size - 1 and (np.diff(slots) == 1).all():
+        keys = xp.reshape(view, (math.prod(view.shape[:-2]), *head))[slots[0] : slots[-1] + 1]
+        keys = xp.permute_dims(xp.reshape(keys, shape), inverse)
         if not have_overlap(*(get_span(backend.memory(x)) for x in (k, keys))):
             return rotate(out=(q_out, keys))[0], cache
     outs = None if backend.out_refusal else (q_out, xp.empty_like(k))
@@ -152,22 +154,12 @@ def _view_cache(
     return view, order, is_batched
 
 
-def _is_flat(backend: Backend, cache: Array) -> bool:
-    """Return whether a cache surely has a view of three axes."""
-    m = backend.memory(cache) if backend.assigns_by_index else None
-    return m is not None and (len(m.shape) == 3 or m.strides[0] == m.shape[1] * m.strides[1])
-
-
 def _scatter(
     call: Call, cache: Array, slots: np.ndarray, shape: tuple[int, ...], inverse: list[int]
 ) -> bool:
     """Rotate q to ``out[0]`` and k to slots in one pass, or return False before."""
-    backend, xp, (q, k), n = (
-        call.backend,
-        call.backend.xp,
-        call.arrays,
-        len(call.spec.axes.batch_tokens),
-    )
+    backend, xp, (q, k) = call.backend, call.backend.xp, call.arrays
+    n = len(call.spec.axes.batch_tokens)
     rows, head = shape[:n], shape[n:]
     reads = [k, *call.weights, *(leaf.array for leaf in leaves(call.angles[0]))]
     span, *spans = (get_span(backend.memory(x)) for x in (cache, *reads) if x is not None)

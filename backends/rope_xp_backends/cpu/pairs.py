@@ -71,8 +71,7 @@ def build_rotation(module: ir.Module, key: KernelKey) -> ir.Function:
     copies_rest = b.and_(rest.is_(">", 0), out_of_place)
     x0 = x + batch * field["x_batch"] + token * field["x_token"] + before
     y0 = y + batch * field["y_batch"] + token * field["y_token"] + before
-    for name, n in (("skip", token.like(1)), ("batch", batch), ("token", token)):
-        offsets += n * field[f"offset_{name}"]
+    offsets += field["offset_skip"] + batch * field["offset_batch"] + token * field["offset_token"]
     size = 2 * key.pairs * key.size
     strides = y0 | field["y_batch"] | field["y_token"] | field["y_head"] | key.pairs * key.size
     aligned = b.and_(stream.is_nonzero(), (strides % STREAM_ALIGNMENT).is_("==", 0))
@@ -87,9 +86,8 @@ def build_rotation(module: ir.Module, key: KernelKey) -> ir.Function:
     counts = {"token": tokens, "head": field["heads"]}
 
     def find_result(axis: str, n: Int) -> Int:
-        """Return the distance of a token or head of the result from the first."""
-        step = n * field[f"y_{axis}"]
-        return step + (offsets + n * field["offset_token"]).load_i64() if axis == "token" else step
+        step, scatters = n * field[f"y_{axis}"], key.scatters and axis == "token"
+        return step + (offsets + n * field["offset_token"]).load_i64() if scatters else step
 
     def load_token(t: Int) -> list[Any]:
         return load_angles(cos + t * cos_token, sin + t * sin_token, inverse, key)

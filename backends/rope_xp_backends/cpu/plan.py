@@ -89,6 +89,8 @@ class KernelKey(NamedTuple):
     pairs: int
     """Pairs of a row."""
     norm: NormKey | None = None
+    scatters: bool = False
+    """Whether tokens of k have offsets in its result, which cost small heads up to a tenth."""
     rounds_bfloat16: bool = False
     """Whether the processor rounds vectors to bfloat16. Only the compiler sets this."""
 

@@ -49,6 +49,8 @@ def load_locate() -> Locate:
 
 def rotate(kernel: Kernel, call: Call, out: Arrays, source: Angles) -> None:
     """Rotate one array or two of one dtype, which share their angles, into out."""
+    if call.offsets is not None and not all(map(is_readable, call.arrays + out)):
+        raise PathUnavailable("a copy has no slots")
     results = tuple(
         [y if is_readable(y) else np.empty(y.shape, y.dtype.newbyteorder("=")) for y in out]
     )

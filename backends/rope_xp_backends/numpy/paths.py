@@ -31,7 +31,6 @@ class LLVM(Path):
             KERNELS.decline_reason(*get_kernel_keys(call))
             or _decline_subclasses(call)
             or decline_rows(call)
-            or _decline_offsets(call)
         )
 
     def run(self, call: Call) -> tuple[np.ndarray, ...]:
@@ -58,11 +57,6 @@ class LLVM(Path):
         kernel, source = KERNELS.get(get_kernel_keys(call)[0]), call.angles[0]
         run = host.plan_launch(kernel, arrays, results, weights, rows, source, call.spec)  # type: ignore[arg-type]  # of no other kind
         return host.NumpyLaunch(run, contiguous)
-
-
-def _decline_offsets(call: Call) -> str | None:
-    arrays = () if call.offsets is None else (*call.arrays, *(call.out or ()))
-    return None if all(map(host.is_readable, arrays)) else "arrays must be copied, but scatter"
 
 
 class Chunked(Path):

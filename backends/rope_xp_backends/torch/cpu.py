@@ -210,7 +210,8 @@ def plan_layouts(
     inputs = [measure_extent(*x.in_bytes(), x.dtype.itemsize) for x in weights + rows + offsets]
     first, weight_dtype = arrays[0], NAMES[weights[0].dtype] if weights else None
     plan = build_plan(operands, angles, spec, first.dtype.itemsize, inputs)
-    return build_kernel_key(NAMES[first.dtype], weight_dtype, first.shape[-1], spec), plan
+    key = build_kernel_key(NAMES[first.dtype], weight_dtype, first.shape[-1], spec)
+    return key._replace(scatters=bool(offsets)), plan
 
 
 def _cast_angle_inputs(op_args: OpArgs, dtype: torch.dtype) -> Tensors:
