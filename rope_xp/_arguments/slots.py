@@ -21,7 +21,7 @@ from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
 from rope_xp._dispatch.choose import choice
 
-SCATTERED_MIN_ELEMENTS = 1 << 18
+SCATTERED_MIN_ELEMENTS = 1 << 20
 """Fewer keys are rotated, then assigned, in less time than a kernel takes to be planned."""
 
 
