@@ -88,8 +88,7 @@ def plan_launch(
         tables, components = source.tables, source.components if rows else 0
         component = () if not components else tuple(tables.component.tolist())  # type: ignore[union-attr]  # there is one
         layouts = tuple([_move_components_last(row, components) for row in rows])
-        pairs = tables.frequencies.shape[0]
-        angles = AngleLayouts(pairs, layouts, True, component, of_offsets)
+        angles = AngleLayouts(tables.frequencies.shape[0], layouts, True, component, of_offsets)
     inputs = [measure_extent(x.shape, x.strides, x.itemsize) for x in weights + rows + offsets]
     plan = build_plan(operands, angles, spec, arrays[0].itemsize, inputs)
     return CpuLaunch(weakref.ref(kernel), plan, load_locate(), threads.limit)

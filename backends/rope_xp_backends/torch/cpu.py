@@ -132,7 +132,7 @@ def rotate_on_cpu(
     out: Tensors | None,
     arrays: Tensors,
     op_args: OpArgs,
-    norm: OpNorm | None = None,
+    norm: OpNorm | None,
     offsets: Tensors = (),
 ) -> Tensors:
     """Rotate arrays into out, which overlaps nothing else, or raise PathUnavailable before."""
