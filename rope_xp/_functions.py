@@ -55,6 +55,7 @@ def apply(
     k_positions: Positions = None,
     out: tuple[ArrayT | None, ArrayT] | None = None,
     slots: Any = None,
+    cache_axes: str | None = None,
     norm: QKNorm | None = None,
     **options: Any,
 ) -> tuple[ArrayT, ArrayT]:
@@ -62,7 +63,7 @@ def apply(
 
     Parameters
     ----------
-    q, k, positions, axes, k_positions, out, slots, norm
+    q, k, positions, axes, k_positions, out, slots, cache_axes, norm
         See :meth:`RoPE.apply`.
     rope : RoPE, optional
         Default ``RoPE()``.
@@ -80,7 +81,15 @@ def apply(
     >>> q_rotated, k_rotated = rope_xp.apply(q, k, 1000 + np.arange(4), layout="half", base=5e5)
     """
     return _resolve_rope(rope, options, q).apply(
-        q, k, positions, axes=axes, k_positions=k_positions, out=out, slots=slots, norm=norm
+        q,
+        k,
+        positions,
+        axes=axes,
+        k_positions=k_positions,
+        out=out,
+        slots=slots,
+        cache_axes=cache_axes,
+        norm=norm,
     )
 
 

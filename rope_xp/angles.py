@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -72,6 +73,7 @@ class Angles:
         axes: str | None = None,
         out: tuple[ArrayT | None, ArrayT] | None = None,
         slots: Any = None,
+        cache_axes: str | None = None,
         norm: QKNorm | None = None,
     ) -> tuple[ArrayT, ArrayT]:
         """Rotate queries and keys. See :meth:`rope_xp.RoPE.apply`.
@@ -87,8 +89,12 @@ class Angles:
         >>> q, k = np.ones((1, 8, 3, 64)), np.ones((1, 2, 3, 64))
         >>> q_rotated, _ = rope_xp.RoPE().at([5, 6, 7], like=q).apply(q, k, axes="bhsd")
         """
-        if slots is not None:
-            return rotate_into_slots(q, k, slots, axes, out, self.apply, norm=norm)
+        if slots is not None or cache_axes is not None:
+            options: dict[str, Any] = {"axes": axes, "norm": norm}
+            given = self.rope, (q, k), self.cos, self.sin
+            parse_call = partial(parse_tables.rotate, *given, inverse=False, **options)
+            rotate = partial(self.apply, q, k, **options)
+            return rotate_into_slots(q, k, slots, axes, cache_axes, out, rotate, parse_call)
         rotated_q, rotated_k = self._rotate((q, k), (self.cos, self.sin), axes, out, False, norm)
         return rotated_q, rotated_k
 

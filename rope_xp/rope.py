@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rope_xp._arguments import fields, parse, parse_tables
@@ -71,6 +72,7 @@ class RoPE(RopeFields):
         k_positions: Positions = None,
         out: tuple[ArrayT | None, ArrayT] | None = None,
         slots: Any = None,
+        cache_axes: str | None = None,
         norm: QKNorm | None = None,
     ) -> tuple[ArrayT, ArrayT]:
         """Rotate queries and keys by their positions.
@@ -104,6 +106,12 @@ class RoPE(RopeFields):
             page, heads, head_dim), ``out=(q, k_cache)``, which is returned. ``out[0]`` may be None.
             Each slot once. On a device they are not checked, and negative ones are skipped; see
             :doc:`/caches`.
+        cache_axes : str, optional
+            One letter for each axis of the cache: ``s`` slots, ``h`` heads, ``d`` head_dim (last),
+            and perhaps ``p`` pages, through which slots are numbered, or any other letter for
+            sequences, each with slots of its own: "bhsd" as in Hugging Face, "phsd" for pages with
+            heads first. (tokens,) are then the same slots in all sequences. None: no heads first
+            and no sequences, "shd" or "pshd".
         norm : QKNorm, optional
             RMSNorm of q and k before the rotation, in the same pass over memory.
 
@@ -129,9 +137,14 @@ class RoPE(RopeFields):
         >>> q, k = np.ones((1, 8, 1, 64), np.float32), np.ones((1, 2, 1, 64), np.float32)
         >>> q_rotated, k_rotated = rope.apply(q, k, [1000], axes="bhsd")
         """
-        if slots is not None:
-            options = {"positions": positions, "k_positions": k_positions, "norm": norm}
-            return rotate_into_slots(q, k, slots, axes, out, self.apply, **options)
+        if slots is not None or cache_axes is not None:
+            given = q, k, positions
+            options = {"axes": axes, "k_positions": k_positions, "norm": norm}
+            calls = (
+                partial(self.apply, *given, **options),
+                partial(parse.apply, self, *given, **options),
+            )
+            return rotate_into_slots(q, k, slots, axes, cache_axes, out, *calls)
         if k_positions is not None:
             results = choose.run(parse.apply(self, q, k, positions, axes, k_positions, out, norm))
         else:

@@ -18,8 +18,8 @@ _NAMED = {
 }
 
 
-def parse_axes(axes: str | None, ndim: int, argument: str) -> Axes:
-    """Return where the axes of an ndim-dimensional array lie."""
+def parse_axes(axes: str | None, ndim: int, argument: str, name: str = "axes") -> Axes:
+    """Return where the axes of an ndim-dimensional array lie. ``name`` is that of ``axes``."""
     if axes is None:
         if ndim < 2:
             raise RopeError(
@@ -31,24 +31,24 @@ def parse_axes(axes: str | None, ndim: int, argument: str) -> Axes:
         return _DEFAULT[ndim]
     parsed = _NAMED.get(axes) if isinstance(axes, str) else None
     if parsed is None:
-        _check_names(axes)
+        _check_names(axes, name)
         parsed = make_axes(axes)
-    check_fit(parsed, argument, ndim)
+    check_fit(parsed, argument, ndim, name)
     return parsed
 
 
-def check_fit(axes: Axes, argument: str, ndim: int) -> None:
+def check_fit(axes: Axes, argument: str, ndim: int, name: str = "axes") -> None:
     """Check that an array has as many axes as ``axes`` names."""
     n = len(axes.names)
     if n != ndim:
-        raise RopeError(f"axes={axes.names!r} names {n} axes; {argument} has {ndim}. Name each")
+        raise RopeError(f"{name}={axes.names!r} names {n} axes; {argument} has {ndim}. Name each")
 
 
-def _check_names(axes: object) -> None:
+def _check_names(axes: object, name: str) -> None:
     """Check the spelling of axis names."""
     example = "'bshd' (batch, tokens, heads, head_dim) or 'bhsd' (Hugging Face)"
     if not isinstance(axes, str):
-        raise TypeError(f"axes must be a string such as {example}; got {axes!r}")
+        raise TypeError(f"{name} must be a string such as {example}; got {axes!r}")
     problems = {
         "has characters that are not lower-case letters": not (
             axes.isascii() and axes.isalpha() and axes.islower()
@@ -60,4 +60,4 @@ def _check_names(axes: object) -> None:
     }
     for problem, is_present in problems.items():
         if is_present:
-            raise RopeError(f"axes={axes!r} {problem}; write for example {example}")
+            raise RopeError(f"{name}={axes!r} {problem}; write for example {example}")

@@ -2,18 +2,27 @@
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from rope_xp._arguments import checks, parse
+from rope_xp._arguments.axes import parse_axes
 from rope_xp._arguments.out import check_out
+from rope_xp._core.call import Call, leaves
 from rope_xp._core.dtypes import INTEGERS
 from rope_xp._core.errors import RopeError
-from rope_xp._core.memory import get_span, have_overlap
+from rope_xp._core.memory import ACCESS, alignment, get_span, have_overlap
+from rope_xp._core.path import PathUnavailable
 from rope_xp._core.typing import Array
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
+from rope_xp._dispatch.choose import choice
+
+SCATTERED_MIN_ELEMENTS = 1 << 20
+"""Fewer keys are rotated, then assigned, in less time than a kernel takes to be planned."""
 
 
 def move_slots(
@@ -39,38 +48,64 @@ def move_slots(
 
 
 def rotate_into_slots(
-    q: Array, k: Array, slots: Any, axes: str | None, out: Any, rotate: Any, **options: Any
+    q: Array,
+    k: Array,
+    slots: Any,
+    axes: str | None,
+    cache_axes: str | None,
+    out: Any,
+    rotate: Callable[..., tuple[Array, Array]],
+    parse_call: Callable[..., Call],
 ) -> tuple[Array, Array]:
-    """Return q, and the key cache ``out[1]`` with k in slots, as ``RoPE.apply`` rotates them."""
+    """Return q, and the key cache ``out[1]`` with k in slots.
+
+    ``rotate(out=...)`` rotates q and k, and ``parse_call(out=...)`` returns the call that does.
+    """
     backend, where, *_ = parse.check_pair(q, k, axes, has_k_positions=True)
     _check_takes_slots(backend)
+    if slots is None:
+        raise TypeError("cache_axes= names the axes of a cache, and needs slots= too")
     if not isinstance(out, (tuple, list)) or len(out) != 2:
         raise RopeError(f"slots= needs out=(q, k_cache), the cache of these slots; got {type(out)}")
     xp, (q_out, cache), tokens = backend.xp, out, where.batch_tokens
     # Batch and tokens first, as in a cache.
     order = (*tokens, *(i for i in range(len(k.shape)) if i not in tokens))
-    shape = tuple([k.shape[i] for i in order])
+    shape, inverse = tuple([k.shape[i] for i in order]), [*map(order.index, range(len(order)))]
     rows, head = shape[: len(tokens)], (math.prod(shape[len(tokens) : -1]), shape[-1])
-    _check_cache(backend, k, cache, head)
-    flat = (math.prod(cache.shape[:-2]), *head)
-    slots, on_host = _check_slots(backend, cache, slots, flat[0], rows)
+    batch = math.prod(rows[:-1])
+    view, cache_order, is_batched = _view_cache(backend, k, cache, cache_axes, batch, head)
+    limit = view.shape[1] if is_batched else math.prod(view.shape[:-2])
+    slots, on_host = _check_slots(backend, cache, slots, limit, rows, is_batched=is_batched)
     if backend.out_refusal is None:
         q_out = xp.empty_like(q) if q_out is None else q_out
         inputs = [("slots", None if on_host else slots)]
         check_out(backend, (q, cache), (q_out, cache), inputs, advise_in_place=False)
     elif q_out is not None and q_out is not q:
         raise TypeError(f"out[0] must be None or q with slots=: {backend.out_refusal}")
-    if on_host and slots.size and (np.diff(slots) == 1).all() and _is_flat(backend, cache):
-        keys = xp.reshape(xp.reshape(cache, flat)[slots[0] : slots[-1] + 1], shape)
-        keys = xp.permute_dims(keys, [*map(order.index, range(len(order)))])
+    m = backend.memory(view) if on_host and slots.size and backend.assigns_by_index else None
+    # The slots are a slice of a view that has three axes.
+    is_flat = m and (len(m.shape) == 3 or m.strides[0] == m.shape[1] * m.strides[1])
+    if is_flat and slots[-1] - slots[0] == slots.size - 1 and (np.diff(slots) == 1).all():
+        keys = xp.reshape(view, (math.prod(view.shape[:-2]), *head))[slots[0] : slots[-1] + 1]
+        keys = xp.permute_dims(xp.reshape(keys, shape), inverse)
         if not have_overlap(*(get_span(backend.memory(x)) for x in (k, keys))):
-            return rotate(q, k, axes=axes, out=(q_out, keys), **options)[0], cache
+            return rotate(out=(q_out, keys))[0], cache
     outs = None if backend.out_refusal else (q_out, xp.empty_like(k))
     if out[0] is None and backend.is_compiling() and not backend.unwritable_reason(cache, k):
         outs = None  # more paths take calls without out=
-    q_out, keys = rotate(q, k, axes=axes, out=outs, **options)
+    is_long = on_host and math.prod(shape) >= SCATTERED_MIN_ELEMENTS
+    if is_long and outs and _scatter(parse_call(out=outs), view, slots, shape, inverse):
+        return q_out, cache
+    q_out, keys = rotate(out=outs)
     keys = xp.reshape(xp.permute_dims(keys, order), (math.prod(rows), *head))
-    return q_out, _write_keys(backend, cache, slots, on_host, keys)
+    view = _write_keys(backend, view, slots, on_host, keys)
+    if backend.assigns_by_index:
+        return q_out, cache
+    view = xp.reshape(view, tuple([cache.shape[i] for i in cache_order]))
+    new = xp.permute_dims(view, [*map(cache_order.index, range(len(cache_order)))])
+    if backend.out_refusal is None:
+        backend.write(cache, new)
+    return q_out, new if backend.out_refusal else cache
 
 
 def _check_takes_slots(backend: Backend) -> None:
@@ -87,39 +122,78 @@ def _check_takes_slots(backend: Backend) -> None:
         )
 
 
-def _check_cache(backend: Backend, k: Array, cache: Array, head: tuple[int, int]) -> None:
-    """Check that a cache has the library, device and dtype of k, and its heads and head_dim."""
-    owner, dtype = find.require_backend(cache, "out[1]"), backend.dtype_name(k)
+def _view_cache(
+    backend: Backend, k: Array, cache: Array, axes: str | None, batch: int, head: tuple[int, int]
+) -> tuple[Array, tuple[int, ...], bool]:
+    """Return a cache as (..., slots, heads, head_dim), its axes in this order, and a flag.
+
+    The flag says that it has an axis of sequences, each with slots of its own. Else slots are
+    numbered through all pages. Check that it has the library, device, dtype and heads of k.
+    """
+    owner, dtype, xp = find.require_backend(cache, "out[1]"), backend.dtype_name(k), backend.xp
     fits = checks.check_same_library_and_device(backend, "k", k, owner, "out[1]", cache)
-    fits = fits and len(cache.shape) in (3, 4) and tuple(cache.shape[-2:]) == head
-    if not fits or owner.dtype_name(cache) != dtype:
-        last = str(head)[1:]
+    view, order, is_batched, last = cache, tuple(range(len(cache.shape))), False, str(head)[1:]
+    expected = f"(slots, {last} or (pages, page, {last}"
+    if axes is not None and fits:
+        where = parse_axes(axes, len(order), "out[1]", "cache_axes")
+        is_batched = "p" not in axes and where.batch != ()
+        heads = () if where.heads is None else (where.heads,)
+        order = (*where.batch_tokens, *heads, order[-1])
+        view = xp.permute_dims(cache, order)
+        view = view if heads else xp.expand_dims(view, axis=-2)
+        lengths = {"p": "pages", "s": "slots", "h": head[0], "d": head[1]}
+        shown = ", ".join(str(lengths.get(name, batch)) for name in axes)
+        expected = f"({shown}), as cache_axes={axes!r}"
+    shape = tuple(view.shape)
+    fits = fits and len(shape) in (3, 4) and shape[-2:] == head
+    if not fits or owner.dtype_name(cache) != dtype or (is_batched and shape[0] != batch):
         raise RopeError(
             f"out[1] is {checks.describe(owner, cache)}; slots= needs a key cache like k, of "
-            f"{backend.name} and {dtype}: (slots, {last} or (pages, page, {last}"
+            f"{backend.name} and {dtype}: {expected}"
         )
+    return view, order, is_batched
+
+
+def _scatter(
+    call: Call, cache: Array, slots: np.ndarray, shape: tuple[int, ...], inverse: list[int]
+) -> bool:
+    """Rotate q to ``out[0]`` and k to slots in one pass, or return False before."""
+    backend, xp, (q, k) = call.backend, call.backend.xp, call.arrays
+    n = len(call.spec.axes.batch_tokens)
+    rows, head = shape[:n], shape[n:]
+    reads = [k, *call.weights, *(leaf.array for leaf in leaves(call.angles[0]))]
+    span, *spans = (get_span(backend.memory(x)) for x in (cache, *reads) if x is not None)
+    if span is None or len(call.angles) > 1 or q.dtype != k.dtype:
+        return False
+    steps = span.memory.strides[:-2]
+    if alignment(*steps) < ACCESS or any(have_overlap(span, other) for other in spans):
+        return False
+    places = np.unravel_index(slots, cache.shape[:-2])
+    offsets = sum(i * step for i, step in zip(places, steps, strict=True))
+    offsets = np.reshape(offsets, (*rows, *(1 for _ in head))).transpose(inverse)
+    first = xp.broadcast_to(xp.reshape(cache[(0,) * len(places)], head), (*rows, *head))
+    out = (call.out or ())[0], xp.permute_dims(first, inverse)
+    call = replace(call, out=out, offsets=backend.asarray(offsets, backend.device(k)))
+    for path in backend.paths:
+        is_allowed = path.scatters and choice.name in (None, path.name)
+        if is_allowed and path.decline_reason(call, forced=False) is None:
+            with suppress(PathUnavailable):
+                path.run(call)
+                return True
+    return False
 
 
 def _write_keys(backend: Backend, cache: Array, slots: Array, on_host: bool, keys: Array) -> Array:
-    """Return the cache with keys (n, heads, head_dim) in n slots, a new one where it must be."""
+    """Return a cache (..., slots, heads, head_dim), or a new one, with n keys in n slots."""
     slots = backend.asarray(slots, backend.device(cache)) if on_host else slots
-    if backend.assigns_by_index:
-        if not on_host and keys.shape[0]:
-            slots, keys = _fill_padding(backend, cache, slots, keys)
-        page = cache.shape[1]
-        cache[slots if len(cache.shape) == 3 else (slots // page, slots % page)] = keys
-        return cache
-    flat = backend.xp.reshape(cache, (math.prod(cache.shape[:-2]), *keys.shape[1:]))
-    new = backend.xp.reshape(backend.replace_slots(flat, 0, slots, keys), cache.shape)
-    if backend.out_refusal is None:
-        backend.write(cache, new)
-    return new if backend.out_refusal else cache
-
-
-def _is_flat(backend: Backend, cache: Array) -> bool:
-    """Return whether a cache surely has a view of three axes."""
-    m = backend.memory(cache) if backend.assigns_by_index else None
-    return m is not None and (len(m.shape) == 3 or m.strides[0] == m.shape[1] * m.strides[1])
+    if not backend.assigns_by_index:
+        flat = backend.xp.reshape(cache, (math.prod(cache.shape[:-2]), *keys.shape[1:]))
+        return backend.replace_slots(flat, 0, slots, keys)
+    if not on_host and keys.shape[0]:
+        slots, keys = _fill_padding(backend, cache, slots, keys)
+    page = cache.shape[1]
+    cache[slots if len(cache.shape) == 3 else (slots // page, slots % page)] = keys
+    return cache
 
 
 def _fill_padding(backend: Backend, cache: Array, slots: Array, keys: Array) -> tuple[Array, Array]:
@@ -132,25 +206,53 @@ def _fill_padding(backend: Backend, cache: Array, slots: Array, keys: Array) -> 
 
 
 def _check_slots(
-    backend: Backend, cache: Array, slots: Any, length: int, shape: tuple[int, ...] | None = None
+    backend: Backend,
+    cache: Array,
+    slots: Any,
+    length: int,
+    shape: tuple[int, ...] | None = None,
+    *,
+    is_batched: bool = False,
 ) -> tuple[Array, bool]:
-    """Return slots with one axis, and whether they are in host memory, where they are checked."""
+    """Return slots with one axis, and whether they are in host memory, where they are checked.
+
+    Those of a batched cache, with ``length`` slots a sequence, are numbered through all sequences.
+    """
     name, axis = ("x", "tokens") if shape is None else ("out[1]", "slots")
     owner, slots = parse.read_operand(backend, name, cache, "slots", slots)
     if owner.host and not slots.size:
         slots = slots.astype(np.int64)  # an empty list has no dtype of its own
     fits, expected = len(slots.shape) == 1, "with one axis, the same slots for all sequences"
+    batch = () if shape is None else shape[:-1]
     if shape is not None:
-        fits = tuple(slots.shape) in (shape, shape[-1:] if math.prod(shape[:-1]) == 1 else shape)
+        may_share = is_batched or math.prod(batch) == 1
+        fits = tuple(slots.shape) in (shape, shape[-1:] if may_share else shape)
         expected = f"of shape {shape}, the batch and tokens of k"
     if owner.dtype_name(slots) not in INTEGERS or not fits:
         raise RopeError(f"slots must be integers {expected}; got {checks.describe(owner, slots)}")
-    host = owner.host_view(slots)
+    host, xp = owner.host_view(slots), backend.xp
     if host is None:
-        return backend.xp.reshape(backend.integers(slots), (-1,)), False
-    if host.size and not 0 <= host.min() <= host.max() < length:
-        shown = f"{host.min()} to {host.max()}"
-        raise RopeError(f"slots must be >= 0 and below {length}, the {axis} of {name}; got {shown}")
-    if len(np.unique(host)) != host.size:
-        raise RopeError("slots holds the same slot twice; each may be written only once")
-    return host.reshape(-1).astype(np.int64 if backend.host else np.int32), True
+        slots = backend.integers(slots)
+    else:
+        if host.size and not 0 <= host.min() <= host.max() < length:
+            got = f"the {axis} of {name}; got {host.min()} to {host.max()}"
+            raise RopeError(f"slots must be >= 0 and below {length}, {got}")
+        ordered = np.sort(host if is_batched else host.reshape(-1), axis=-1)  # np.unique is slow
+        if (ordered[..., 1:] == ordered[..., :-1]).any():
+            raise RopeError("slots holds the same slot twice; each may be written only once")
+        slots, xp = host.astype(np.int64), np
+    if is_batched:
+        count, device, slots = (
+            math.prod(batch),
+            backend.device(cache),
+            xp.broadcast_to(slots, shape),
+        )
+        starts = np.arange(count) if xp is np else backend.arange(count, device)
+        through = slots + xp.reshape(starts, (*batch, 1)) * length
+        # One beyond its sequence is beyond the cache, and not in the next sequence.
+        through = xp.where(slots < length, through, xp.full_like(through, count * length))
+        slots = xp.where(slots < 0, slots, through)
+    slots = xp.reshape(slots, (-1,))
+    if host is not None and not backend.host:
+        slots = slots.astype(np.int32)
+    return slots, host is not None

@@ -21,7 +21,7 @@ from rope_xp._dispatch.libraries import LIBRARIES
 ROOT = Path(__file__).parents[2]
 SIGNATURES = {
     "apply": "q, k, positions=None, rope=None, *, axes=None, k_positions=None, out=None, "
-    "slots=None, norm=None, **options",
+    "slots=None, cache_axes=None, norm=None, **options",
     "apply_angles": "q, k, angles, *, layout='interleaved', axes=None, k_angles=None, "
     "rotary_offset=0, norm=None, out=None",
     "apply_frequencies": "q, k, positions, frequencies, *, layout, axes=None, out=None",
@@ -36,7 +36,7 @@ SIGNATURES = {
     "RoPE": "*, base=10000.0, layout='interleaved', rotary_dim=None, rotary_offset=0, "
     "scaling=None, position_axes=None",
     "RoPE.apply": "self, q, k, positions=None, *, axes=None, k_positions=None, out=None, "
-    "slots=None, norm=None",
+    "slots=None, cache_axes=None, norm=None",
     "RoPE.rotate": "self, x, positions=None, *, axes=None, out=None, norm=None",
     "RoPE.unrotate": "self, x, positions=None, *, axes=None, out=None",
     "RoPE.rerotate": "self, x, old_positions, new_positions, *, to=None, slots=None, axes=None, "
@@ -53,7 +53,7 @@ SIGNATURES = {
     "QKNorm": "q_weight=None, k_weight=None, eps=1e-06, offset=0.0, round_between=False",
     "Choice": "ropes, which",
     "Choice.at": "self, positions, *, like",
-    "Angles.apply": "self, q, k, *, axes=None, out=None, slots=None, norm=None",
+    "Angles.apply": "self, q, k, *, axes=None, out=None, slots=None, cache_axes=None, norm=None",
     "Angles.rotate": "self, x, *, axes=None, out=None, norm=None",
     "Angles.unrotate": "self, x, *, axes=None, out=None",
     "scaling.Linear": "factor",

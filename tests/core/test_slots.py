@@ -1,5 +1,6 @@
 """slots=: keys in slots of a cache move, new ones are written, and all others stay as they are."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from support.targets import TARGETS, numpy_dtype, rows, truth
 
 import rope_xp
 from rope_xp import RoPE, RopeError
+from rope_xp._arguments import slots as slots_module
 from rope_xp._dispatch import find
 
 ROPE = RoPE(layout="half", rotary_dim=8)
@@ -101,6 +103,8 @@ def test_gradients_of_moved_keys_equal_differences():
 
 TOKENS = {"bshd": (2, 3), "bhsd": (2, 3), "shbd": (2, 3), "shd": (3,)}  # batch first
 CACHES = {"slots": (16, 2, 12), "pages": (4, 4, 2, 12)}
+NAMED = {"shd": {"s": 16}, "hsd": {"s": 16}, "phsd": {"p": 4, "s": 4}}  # through all pages
+NAMED |= {names: {"b": 2, "s": 8} for names in ("bshd", "bhsd", "sbhd")}  # in each sequence
 CHOSEN = {"slice": range(4, 10), "apart": [9, 0, 7, 8, 15, 3], "padded": [-1, 6, -1, 0, 9, -1]}
 CHOSEN |= {"all padded": [-1] * 6}
 
@@ -171,6 +175,93 @@ def test_consecutive_slots_are_written_by_kernels(library, strides, chosen, rng,
     same(np.asarray(cache), expected)
 
 
+def fill_named(
+    cache: np.ndarray, names: str, k: np.ndarray, slots: np.ndarray, axes: str
+) -> np.ndarray:
+    """Assign each key by the letters of the cache, in the order that a reader would write."""
+    filled, page = cache.copy(), NAMED[names]["s"]
+    k = np.moveaxis(k, [axes.index(n) for n in "bshd"], range(4))
+    for (b, s), slot in np.ndenumerate(np.broadcast_to(slots, (2, 3))):
+        where = {"b": b, "p": slot // page, "s": slot % page if "p" in names else slot}
+        if slot >= 0:
+            filled[tuple(where.get(n, slice(None)) for n in names)] = k[b, s]
+    return filled
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("backend", rows(tuple(t.name for t in TARGETS[1:])))
+@pytest.mark.parametrize("axes", ["bshd", "bhsd", "sbhd"])
+@pytest.mark.parametrize("names", NAMED)
+@pytest.mark.parametrize("chosen", ["host", "shared", "padded"])
+def test_new_keys_go_where_letters_of_the_cache_say(backend, axes, names, chosen, rng, monkeypatch):
+    sizes = NAMED[names] | {"h": 2, "d": 12}
+    cache = sample(rng, *map(sizes.get, names))
+    q, k, _ = make(rng, axes, "slots")
+    slots = np.array([[5, 2, 7], [0, 7, 5]] if "b" in names else [[5, 2, 7], [0, 13, 8]])
+    if chosen == "padded":
+        slots[[0, 1], [1, 0]] = -1
+    if chosen == "shared" and "b" in names:
+        slots = slots[0]
+    x, y, keys = map(backend.make, (q, k, cache))
+    if chosen == "padded":  # no value of slots may be read
+        library = type(find.require_backend(y, "k"))
+        monkeypatch.setattr(library, "host_view", lambda *_: None)
+
+    def apply(q: Any, k: Any, keys: Any, on_device: Any) -> Any:
+        options = {"slots": slots if chosen == "host" else on_device, "cache_axes": names}
+        return ROPE.apply(q, k, OLD, axes=axes, out=(None, keys), **options)
+
+    got = backend.run(apply, x, y, keys, backend.make(slots.astype(np.int32)))
+    rotated = backend.run(lambda q, k: ROPE.apply(q, k, OLD, axes=axes), *map(backend.make, (q, k)))
+    same(backend.back(got[0]), backend.back(rotated[0]))
+    same(backend.back(got[1]), fill_named(cache, names, backend.back(rotated[1]), slots, axes))
+
+
+@pytest.mark.parametrize("backend", rows(("numpy-llvm", "torch-llvm")))
+@pytest.mark.parametrize("names", NAMED)
+@pytest.mark.parametrize("kind", ["bfloat16", "float32", "norm", "angles", "overlap"])
+def test_kernels_write_to_scattered_slots(backend, names, kind, rng, monkeypatch):
+    dtype = "bfloat16" if kind == "bfloat16" else "float32"
+    sizes = NAMED[names] | {"h": 2, "d": 32}
+    q, k = (sample(rng, 2, heads, 3, 32, dtype=dtype) for heads in (4, 2))
+    cache = sample(rng, *map(sizes.get, names), dtype=dtype)
+    slots = np.array([[5, 2, 7], [0, 7, 5]] if "b" in names else [[5, 2, 7], [0, 13, 8]])
+    x, y, keys, scattered = *map(backend.make, (q, k, cache)), []
+    if kind == "overlap":
+        y = keys.reshape(-1)[: k.size].reshape(k.shape)
+    weights = [backend.make(sample(rng, 32)) for _ in "qk"]
+    options = {"axes": "bhsd"} | ({"norm": rope_xp.QKNorm(*weights)} if kind == "norm" else {})
+    angles = ROPE.at(backend.make(np.array([OLD, NEW])), like=x)
+    apply = angles.apply if kind == "angles" else partial(ROPE.apply, positions=[OLD, NEW])
+    rotated = [backend.back(part) for part in apply(x, y, **options)]
+    scatter = slots_module._scatter
+
+    def record(*args: Any) -> bool:
+        scattered.append(scatter(*args))
+        return scattered[-1]
+
+    monkeypatch.setattr(slots_module, "SCATTERED_MIN_ELEMENTS", 1)
+    monkeypatch.setattr(slots_module, "_scatter", record)
+    got = apply(x, y, out=(x, keys), slots=slots, cache_axes=names, **options)
+    assert (got[0] is x, got[1] is keys, scattered) == (True, True, [kind != "overlap"])
+    same(backend.back(x), rotated[0])
+    same(backend.back(keys), fill_named(cache, names, rotated[1], slots, "bhsd"))
+
+
+def test_slots_beyond_a_sequence_are_not_those_of_the_next():
+    jax = pytest.importorskip("jax")
+    q, cache = jax.numpy.ones((2, 1, 2, 12)), jax.numpy.zeros((2, 4, 2, 12))
+
+    def apply(slots: Any) -> Any:
+        return ROPE.apply(q, q, [[0], [0]], out=(None, cache), slots=slots, cache_axes="bshd")[1]
+
+    written = np.asarray(jax.jit(apply)(jax.numpy.array([[4], [-1]])))
+    assert (written == 0).all()
+    assert np.flatnonzero(
+        np.asarray(jax.jit(apply)(jax.numpy.array([[3], [0]]))).any((2, 3))
+    ).tolist() == [3, 4]
+
+
 Q, K, CACHE = (np.ones((*shape, 12), np.float32) for shape in ((1, 3, 4), (1, 3, 2), (16, 2)))
 ERRORS_OF_APPLY: dict[str, dict[str, Any]] = {
     r"slots= needs out=\(q, k_cache\)": {"out": None},
@@ -185,6 +276,17 @@ ERRORS_OF_APPLY: dict[str, dict[str, Any]] = {
     r"out\[0\] is .* the result for q": {"out": (K, CACHE)},
     r"out\[0\] and out\[1\] overlap": {"out": (CACHE.reshape(-1)[:144].reshape(Q.shape), CACHE)},
     "positions has shape": {"positions": [1, 2]},
+    r"\(1, slots, 2, 12\), as cache_axes='bshd'": {
+        "out": (Q, CACHE.reshape(2, 8, 2, 12)),
+        "cache_axes": "bshd",
+    },
+    "must be >= 0 and below 4, the slots of": {
+        "out": (Q, CACHE[None, :4]),
+        "cache_axes": "bshd",
+    },
+    r"cache_axes='bshd' names 4 axes; out\[1\] has 3": {"cache_axes": "bshd"},
+    "cache_axes='shx' has no head_dim axis": {"cache_axes": "shx"},
+    "cache_axes= names the axes of a cache, and needs slots=": {"cache_axes": "shd", "slots": None},
 }
 
 
@@ -192,7 +294,7 @@ ERRORS_OF_APPLY: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("message", ERRORS_OF_APPLY)
 def test_bad_slots_of_apply_raise_and_write_nothing(message, slots):
     options: dict[str, Any] = {"slots": slots, "out": (Q, CACHE), "positions": [1, 2, 3]}
-    with pytest.raises(RopeError, match=message):
+    with pytest.raises((RopeError, TypeError), match=message):
         rope_xp.apply(Q, K, **(options | ERRORS_OF_APPLY[message]))
     assert all((x == 1).all() for x in (Q, K, CACHE))
 

@@ -39,7 +39,7 @@ from .plan import (
 NAME = "rotate"
 ARGUMENTS = (
     *("params", "start", "stop", "mode", "tables", "q", "k", "q_out", "k_out", "a", "b"),
-    *("q_weight", "k_weight", "eps", "weight_offset"),
+    *("q_weight", "k_weight", "offsets", "eps", "weight_offset"),
 )
 ALLOCATE, FREE = "rope_xp_allocate", "rope_xp_free"
 """Functions of the process, as malloc and free."""
@@ -82,11 +82,13 @@ def build_ir(key: KernelKey) -> ir.Module:
     rotate_heads = build_rotation(module, key)
     function = ir.Function(module, ir.FunctionType(I64, [I64] * len(ARGUMENTS)), NAME)
     builder = ir.IRBuilder(function.append_basic_block())
-    arguments = [Int(builder, v) for v in function.args]
-    plan, start, stop, mode, tables, q, k, q_out, k_out, a, b, q_weight, k_weight, *numbers = (
-        arguments
+    plan, start, stop, mode, tables, q, k, q_out, k_out, a, b, *of_operands = (
+        Int(builder, v) for v in function.args
     )
+    q_weight, k_weight, offsets, *numbers = of_operands
     params = load_params(plan)
+    no_offset = plan + 8 * FIELDS.index("q_offset_skip")  # the address of a 0
+    offsets = choose(offsets.is_nonzero(), offsets, no_offset)
     inputs = a + params["a_skip"], b + params["b_skip"]
     stream = mode & STREAM
     with builder.if_then((mode & CHECK).is_nonzero()):
@@ -120,10 +122,12 @@ def build_ir(key: KernelKey) -> ir.Module:
         with builder.if_then(copies):
             _copy_given(block, given)
         rows = [choose(in_scratch, *pair) for pair in zip(cos_sin, given, strict=True)]
-        for name, x, y, weight in (("q", q, q_out, q_weight), ("k", k, k_out, k_weight)):
+        operands = ("q", q, q_out, q_weight, no_offset), ("k", k, k_out, k_weight, offsets)
+        for name, x, y, *of_operand in operands:
             with builder.if_then(params[f"{name}_heads"].is_(">", 0)):
                 operand = plan + 8 * FIELDS.index(f"{name}_{OPERAND_FIELDS[0]}")
-                arguments = [plan, operand, x, y, *place, stream, *rows, *steps, weight, *numbers]
+                of_block = *place, stream, *rows, *steps
+                arguments = [plan, operand, x, y, *of_block, *of_operand, *numbers]
                 builder.call(rotate_heads, [argument.value for argument in arguments])
     builder.call(free, [scratch.value])
     with builder.if_then(stream.is_nonzero()):

@@ -50,7 +50,8 @@ def get_kernel_keys(call: Call) -> list[KernelKey]:
     for part in call.split(one_dtype=True):
         x, (weight, *_) = part.arrays[0], (*part.weights, None)
         dtypes = [None if a is None else call.backend.dtype_name(a) for a in (x, weight)]
-        keys.append(build_kernel_key(dtypes[0] or "", dtypes[1], x.shape[-1], call.spec))
+        key = build_kernel_key(dtypes[0] or "", dtypes[1], x.shape[-1], call.spec)
+        keys.append(key._replace(scatters=call.offsets is not None))
     return keys
 
 

@@ -34,7 +34,7 @@ from .plan import OPERAND_FIELDS, KernelKey
 
 _BLOCK = (
     *("params", "operand", "x", "y", "batch", "token", "tokens", "stream"),
-    *("cos", "sin", "cos_token", "sin_token", "weight", "eps", "weight_offset"),
+    *("cos", "sin", "cos_token", "sin_token", "weight", "offsets", "eps", "weight_offset"),
 )
 LINE = 64
 """Bytes that are fetched at once."""
@@ -61,7 +61,7 @@ def build_rotation(module: ir.Module, key: KernelKey) -> ir.Function:
     row, operand, x, y, batch, token, tokens, stream, cos, sin, cos_token, sin_token, *of_norm = (
         Int(b, v) for v in function.args
     )
-    weight, eps, weight_offset = of_norm
+    weight, offsets, eps, weight_offset = of_norm
     params = load_params(row)
     field = {name: operand.load_i64(i) for i, name in enumerate(OPERAND_FIELDS)}
     before, after = params["before"], params["after"]
@@ -71,6 +71,7 @@ def build_rotation(module: ir.Module, key: KernelKey) -> ir.Function:
     copies_rest = b.and_(rest.is_(">", 0), out_of_place)
     x0 = x + batch * field["x_batch"] + token * field["x_token"] + before
     y0 = y + batch * field["y_batch"] + token * field["y_token"] + before
+    offsets += field["offset_skip"] + batch * field["offset_batch"] + token * field["offset_token"]
     size = 2 * key.pairs * key.size
     strides = y0 | field["y_batch"] | field["y_token"] | field["y_head"] | key.pairs * key.size
     aligned = b.and_(stream.is_nonzero(), (strides % STREAM_ALIGNMENT).is_("==", 0))
@@ -84,17 +85,21 @@ def build_rotation(module: ir.Module, key: KernelKey) -> ir.Function:
     inverse = params["negate_given"].is_nonzero()
     counts = {"token": tokens, "head": field["heads"]}
 
+    def find_result(axis: str, n: Int) -> Int:
+        step, scatters = n * field[f"y_{axis}"], key.scatters and axis == "token"
+        return step + (offsets + n * field["offset_token"]).load_i64() if scatters else step
+
     def load_token(t: Int) -> list[Any]:
         return load_angles(cos + t * cos_token, sin + t * sin_token, inverse, key)
 
     # A branch on streams within the inner loop would make it half as fast.
     def rotate_rows(outer: str, inner: str, *, stream: bool) -> None:
-        step, step_out, count = field[f"x_{inner}"], field[f"y_{inner}"], counts[inner]
+        step, count = field[f"x_{inner}"], counts[inner]
         with loop(tokens.like(0), counts[outer]) as i:
-            source, target = x0 + i * field[f"x_{outer}"], y0 + i * field[f"y_{outer}"]
+            source, target = x0 + i * field[f"x_{outer}"], y0 + find_result(outer, i)
             angles = load_token(i) if outer == "token" else None
             for j, factor in _list_rows(key, count, source, step, eps):
-                x_row, y_row = source + j * step, target + j * step_out
+                x_row, y_row = source + j * step, target + find_result(inner, j)
                 with b.if_then(copies_rest):
                     copy(y_row - before, x_row - before, before)
                     copy(y_row + size, x_row + size, after)

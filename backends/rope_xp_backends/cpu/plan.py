@@ -36,7 +36,9 @@ NO_MEMORY, OUT_OF_RANGE = 1, 2
 """What a kernel returns that has written nothing; else 0."""
 OPERAND_FIELDS = (
     *("heads", "x_batch", "x_token", "x_head", "x_skip", "y_batch", "y_token", "y_head", "y_skip"),
+    *("offset_batch", "offset_token", "offset_skip"),
 )
+"""``offset`` are further offsets of the tokens of y, which an array holds."""
 TABLES = ("low", "middle", "high", "frequencies", "component")
 """Addresses of tables, in the order of DigitTables."""
 FIELDS = (
@@ -87,6 +89,8 @@ class KernelKey(NamedTuple):
     pairs: int
     """Pairs of a row."""
     norm: NormKey | None = None
+    scatters: bool = False
+    """Whether tokens of k have offsets in its result, which cost small heads up to a tenth."""
     rounds_bfloat16: bool = False
     """Whether the processor rounds vectors to bfloat16. Only the compiler sets this."""
 
@@ -124,6 +128,8 @@ class AngleLayouts(NamedTuple):
     """Whether angles are looked up, and not given as cos and sin."""
     component: tuple[int, ...] = ()
     """The component of positions that each frequency reads; empty without components."""
+    offsets: tuple[StridedLayout, ...] = ()
+    """Of offsets of the tokens of k in its result, with the axes of the call; empty without any."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -143,7 +149,7 @@ class CpuPlan:
     is_short: bool
     """Whether one kernel call rotates all, and takes less time than to let other threads run."""
     extents: tuple[Extent, ...]
-    """Of arrays, results, weights, then angles, around the addresses that a launch is given."""
+    """Of arrays, results, weights, angles, offsets, around the addresses that a launch is given."""
     overlaps: tuple[tuple[int, int, int, int], ...]
     """Which of these must not overlap: a result, and whatever else is read or written. They may
     where the distance of the second from the first lies between two numbers."""
@@ -162,10 +168,10 @@ def build_plan(
 ) -> CpuPlan:
     """Return the plan of one array or two, which share their angles.
 
-    ``inputs`` are weights of a norm and arrays of angles.
+    ``inputs`` are weights of a norm, arrays of angles, and offsets.
     """
     axes, pairs, use_tables = spec.axes, angles.pairs, angles.use_tables
-    arrays = [layout for x, y, _ in operands for layout in (x, y)]
+    arrays = [*(layout for x, y, _ in operands for layout in (x, y)), *angles.offsets]
     rows_of_angles = [StridedLayout(a.shape[:-1], a.strides[:-1]) for a in angles.layouts]
     dims = collapse_dims(axes.batch_tokens, arrays, rows_of_angles)
     no_dim = CollapsedDim(1, (0,) * (len(arrays) + max(len(rows_of_angles), 1)))
@@ -202,7 +208,8 @@ def build_plan(
         "needs_select": needs_select,
         **{f"{name}_segment": a.strides[-1] for name, a in zip("ab", angles.layouts, strict=False)},
     }
-    names = [*("q_x", "q_y", "k_x", "k_y")[: len(arrays)], *"ab"[: len(angles.layouts)]]
+    names = ["q_x", "q_y", "k_x", "k_y", "k_offset"][: len(arrays)]
+    names += "ab"[: len(angles.layouts)]
     for i, name in enumerate(names):
         numbers[f"{name}_batch"], numbers[f"{name}_token"] = batch.steps[i], token.steps[i]
     params = []
@@ -214,6 +221,7 @@ def build_plan(
         params.append(np.array([*fields, *(n for segment in segments for n in segment)], np.int64))
     addresses = tuple([row.ctypes.data for row in params])
     rows, n = numbers["rows"], len(operands)
+    of_angles = len(angles.layouts), len(angles.offsets)
     layouts = *(operand.x for operand in operands), *(operand.y for operand in operands)
     extents = *(measure_extent(*layout, itemsize) for layout in layouts), *inputs
     results = range(n, 2 * n)
@@ -231,21 +239,19 @@ def build_plan(
         sum(sizes) <= BYTES_TO_RELEASE and len(params) == 1,
         extents,
         tuple(overlaps),
-        _arrange_arguments(n, len(inputs) - len(angles.layouts), len(angles.layouts)),
+        _arrange_arguments(n, n, len(inputs) - sum(of_angles), *of_angles),
         tuple(np.array(spec.norm[:2] if spec.norm else (0, 0), np.float64).view(np.int64).tolist()),
     )
 
 
-def _arrange_arguments(
-    operands: int, weights: int, angles: int
-) -> Callable[[Sequence[int]], tuple[int, ...]]:
-    """Return what reorders the addresses of arrays, results, weights, angles, and a last 0."""
-    counts, groups, first = (operands, operands, weights, angles), [], 0
+def _arrange_arguments(*counts: int) -> Callable[[Sequence[int]], tuple[int, ...]]:
+    """Return what reorders addresses: arrays, results, weights, angles, offsets, and a last 0."""
+    groups, first = [], 0
     for count in counts:
         groups.append([*range(first, first + count), -1, -1][:2])
         first += count
-    x, y, w, a = groups
-    return itemgetter(*x, *y, *a, *w)
+    x, y, w, a, offset = groups
+    return itemgetter(*[*x, *y, *a, *w, offset[0]])
 
 
 def split_segments(component: Sequence[int], pairs: int) -> tuple[list[tuple[int, int, int]], bool]:

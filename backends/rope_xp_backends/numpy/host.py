@@ -49,6 +49,8 @@ def load_locate() -> Locate:
 
 def rotate(kernel: Kernel, call: Call, out: Arrays, source: Angles) -> None:
     """Rotate one array or two of one dtype, which share their angles, into out."""
+    if call.offsets is not None and not all(map(is_readable, call.arrays + out)):
+        raise PathUnavailable("a copy has no slots")
     results = tuple(
         [y if is_readable(y) else np.empty(y.shape, y.dtype.newbyteorder("=")) for y in out]
     )
@@ -56,8 +58,9 @@ def rotate(kernel: Kernel, call: Call, out: Arrays, source: Angles) -> None:
     arrays = tuple([x if is_readable(x) else _copy_into(y, x) for x, y in pairs])
     weights, rows = get_weights(call), get_angle_inputs(source)
     tables = source.tables if isinstance(source, TableLookup) else None
-    launch = plan_launch(kernel, arrays, results, weights, rows, source, call.spec)
-    if not launch(arrays + results + weights + rows, tables, True):
+    offsets = () if call.offsets is None else (call.offsets,)
+    launch = plan_launch(kernel, arrays, results, weights, rows, source, call.spec, offsets)
+    if not launch(arrays + results + weights + rows + offsets, tables, True):
         raise PathUnavailable("an array has no memory")
     for y, result in zip(out, results, strict=True):
         if result is not y:
@@ -72,18 +75,21 @@ def plan_launch(
     rows: Arrays,
     source: Angles,
     spec: RotationSpec,
+    offsets: Arrays = (),
 ) -> CpuLaunch:
     """Return the launch of all arrays, weights and angle inputs with the strides of these."""
     pairs = zip(arrays, outs, strict=True)
     operands = [InOut(_get_layout(x), _get_layout(y), x is y) for x, y in pairs]
+    of_offsets = tuple(map(_get_layout, offsets))
     if isinstance(source, CosSin):
-        angles = AngleLayouts(rows[0].shape[-1], tuple(map(_get_layout, rows)), False)
+        layouts = tuple(map(_get_layout, rows))
+        angles = AngleLayouts(rows[0].shape[-1], layouts, False, offsets=of_offsets)
     else:
         tables, components = source.tables, source.components if rows else 0
         component = () if not components else tuple(tables.component.tolist())  # type: ignore[union-attr]  # there is one
         layouts = tuple([_move_components_last(row, components) for row in rows])
-        angles = AngleLayouts(tables.frequencies.shape[0], layouts, True, component)
-    inputs = [measure_extent(x.shape, x.strides, x.itemsize) for x in weights + rows]
+        angles = AngleLayouts(tables.frequencies.shape[0], layouts, True, component, of_offsets)
+    inputs = [measure_extent(x.shape, x.strides, x.itemsize) for x in weights + rows + offsets]
     plan = build_plan(operands, angles, spec, arrays[0].itemsize, inputs)
     return CpuLaunch(weakref.ref(kernel), plan, load_locate(), threads.limit)
 

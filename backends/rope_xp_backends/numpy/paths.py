@@ -24,7 +24,7 @@ class LLVM(Path):
     """Kernels compiled by LLVM."""
 
     name = "llvm"
-    makes_tables = normalizes = True
+    makes_tables = normalizes = scatters = True
 
     def decline_reason(self, call: Call, *, forced: bool) -> str | None:
         return (

@@ -129,16 +129,20 @@ def _converts_positions(given: Tensors, angle_inputs: Tensors) -> bool | None:
 
 
 def rotate_on_cpu(
-    out: Tensors | None, arrays: Tensors, op_args: OpArgs, norm: OpNorm | None = None
+    out: Tensors | None,
+    arrays: Tensors,
+    op_args: OpArgs,
+    norm: OpNorm | None,
+    offsets: Tensors = (),
 ) -> Tensors:
     """Rotate arrays into out, which overlaps nothing else, or raise PathUnavailable before."""
     weights = () if norm is None else tuple([w.contiguous() for w in norm.weights])
     arrays = tuple([x if x.stride(-1) == 1 else x.contiguous() for x in arrays])
     op_args = op_args.with_angle_inputs(_cast_angle_inputs(op_args, arrays[0].dtype))
     results = out or tuple(map(allocate_result, arrays))
-    run = _plan_launch(results, arrays, op_args, norm and OpNorm(norm.spec, weights))
+    run = _plan_launch(results, arrays, op_args, norm and OpNorm(norm.spec, weights), offsets)
     tables = DigitTables(*op_args.tables) if op_args.is_lookup else None
-    held = arrays + results + weights + op_args.angle_inputs
+    held = arrays + results + weights + op_args.angle_inputs + offsets
     if not run(held, tables, True):
         raise PathUnavailable("a tensor has no memory")
     if out is not None:
@@ -159,13 +163,15 @@ def prepare_llvm_launch(
     return LLVMLaunch(_plan_launch(out, arrays, op_args, norm), allocate)
 
 
-def _plan_launch(out: Tensors, arrays: Tensors, op_args: OpArgs, norm: OpNorm | None) -> CpuLaunch:
+def _plan_launch(
+    out: Tensors, arrays: Tensors, op_args: OpArgs, norm: OpNorm | None, offsets: Tensors = ()
+) -> CpuLaunch:
     components: tuple[int, ...] = ()
     if op_args.components is not None and op_args.positions is not None:
         components, count = tuple(op_args.components.tolist()), op_args.positions.shape[-1]
         if not 0 <= min(components) <= max(components) < count:
             raise RopeError(f"components must be indices below {count}; got {components}")
-    groups = arrays, out, norm.weights if norm else (), op_args.angle_inputs
+    groups = arrays, out, norm.weights if norm else (), op_args.angle_inputs, offsets
     layouts = tuple(
         [tuple([_Layout(x.dtype, x.shape, x.stride()) for x in tensors]) for tensors in groups]
     )
@@ -188,8 +194,8 @@ def plan_layouts(
     plain_args: tuple[Any, ...],
     norm: NormSpec | None,
 ) -> tuple[KernelKey, CpuPlan]:
-    """Return the kernel and the plan of arrays, results, weights and angles of these layouts."""
-    arrays, out, weights, rows = layouts
+    """Return the kernel and the plan of arrays, results, weights, angles and offsets."""
+    arrays, out, weights, rows, offsets = layouts
     axes, layout, offset, inverse = plain_args
     spec = build_spec(axes, layout, offset, inverse, 2 * pairs, norm)
     operands = [
@@ -199,11 +205,13 @@ def plan_layouts(
     angle_rows = [row.in_bytes() for row in rows]
     if is_lookup and not components:
         angle_rows = [StridedLayout((*shape, 1), (*strides, 0)) for shape, strides in angle_rows]
-    angles = AngleLayouts(pairs, tuple(angle_rows), is_lookup, components)
-    inputs = [measure_extent(*x.in_bytes(), x.dtype.itemsize) for x in weights + rows]
+    of_offsets = tuple([x.in_bytes() for x in offsets])
+    angles = AngleLayouts(pairs, tuple(angle_rows), is_lookup, components, of_offsets)
+    inputs = [measure_extent(*x.in_bytes(), x.dtype.itemsize) for x in weights + rows + offsets]
     first, weight_dtype = arrays[0], NAMES[weights[0].dtype] if weights else None
     plan = build_plan(operands, angles, spec, first.dtype.itemsize, inputs)
-    return build_kernel_key(NAMES[first.dtype], weight_dtype, first.shape[-1], spec), plan
+    key = build_kernel_key(NAMES[first.dtype], weight_dtype, first.shape[-1], spec)
+    return key._replace(scatters=bool(offsets)), plan
 
 
 def _cast_angle_inputs(op_args: OpArgs, dtype: torch.dtype) -> Tensors:

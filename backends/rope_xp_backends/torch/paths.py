@@ -15,7 +15,7 @@ from rope_xp._rotation import portable
 from rope_xp_backends.cpu.launch import KERNELS, decline_rows, get_kernel_keys
 
 from . import gpu, norm, op, private
-from .cpu import prepare_llvm_launch
+from .cpu import prepare_llvm_launch, rotate_on_cpu
 from .gpu import TritonLaunch
 from .library import PLAIN, Tensors
 from .op_args import N_TENSORS, OpNorm, assemble_op_args, build_op_args
@@ -61,7 +61,7 @@ class TorchLLVM(Path):
     """Kernels compiled by LLVM, on the tensors' own memory."""
 
     name = "llvm"
-    makes_tables = normalizes = True
+    makes_tables = normalizes = scatters = True
 
     def decline_reason(self, call: Call, *, forced: bool) -> str | None:
         device = ("cpu",), "CPUs"
@@ -78,6 +78,11 @@ class TorchLLVM(Path):
         if not torch.compiler.is_compiling():
             for key in get_kernel_keys(call):
                 KERNELS.get(key)
+        if call.out is not None and call.offsets is not None:
+            op_args = build_op_args(portable.for_kernel(call, call.angles[0]), call.spec)
+            weights = tuple([w for w in call.weights if w is not None])
+            op_norm = call.spec.norm and OpNorm(call.spec.norm, weights)
+            return rotate_on_cpu(call.out, call.arrays, op_args, op_norm, (call.offsets,))
         return _call_operator(call)
 
     def specialize(self, call: Call, signature: CallSignature, results: Tensors) -> Any:
