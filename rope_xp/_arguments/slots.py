@@ -20,6 +20,7 @@ from rope_xp._core.typing import Array
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
 from rope_xp._dispatch.choose import choice
+from rope_xp._dispatch.heads import differ_by_head
 
 SCATTERED_MIN_ELEMENTS = 1 << 20
 """Fewer keys are rotated, then assigned, in less time than a kernel takes to be planned."""
@@ -163,7 +164,7 @@ def _scatter(
     rows, head = shape[:n], shape[n:]
     reads = [k, *call.weights, *(leaf.array for leaf in leaves(call.angles[0]))]
     span, *spans = (get_span(backend.memory(x)) for x in (cache, *reads) if x is not None)
-    if span is None or len(call.angles) > 1 or q.dtype != k.dtype:
+    if span is None or len(call.angles) > 1 or q.dtype != k.dtype or differ_by_head(call):
         return False
     steps = span.memory.strides[:-2]
     if alignment(*steps) < ACCESS or any(have_overlap(span, other) for other in spans):

@@ -219,7 +219,7 @@ def test_new_keys_go_where_letters_of_the_cache_say(backend, axes, names, chosen
 
 @pytest.mark.parametrize("backend", rows(("numpy-llvm", "torch-llvm")))
 @pytest.mark.parametrize("names", NAMED)
-@pytest.mark.parametrize("kind", ["bfloat16", "float32", "norm", "angles", "overlap"])
+@pytest.mark.parametrize("kind", ["bfloat16", "float32", "norm", "angles", "heads", "overlap"])
 def test_kernels_write_to_scattered_slots(backend, names, kind, rng, monkeypatch):
     dtype = "bfloat16" if kind == "bfloat16" else "float32"
     sizes = NAMED[names] | {"h": 2, "d": 32}
@@ -232,7 +232,11 @@ def test_kernels_write_to_scattered_slots(backend, names, kind, rng, monkeypatch
     weights = [backend.make(sample(rng, 32)) for _ in "qk"]
     options = {"axes": "bhsd"} | ({"norm": rope_xp.QKNorm(*weights)} if kind == "norm" else {})
     angles = ROPE.at(backend.make(np.array([OLD, NEW])), like=x)
-    apply = angles.apply if kind == "angles" else partial(ROPE.apply, positions=[OLD, NEW])
+    if kind == "heads":  # one more axis of tables, which no kernel scatters by
+        tables = sample(rng, 2, 2, 3, 2, angles.cos.shape[-1])
+        angles = ROPE.with_tables(*map(backend.make, tables))
+    is_given = kind in ("angles", "heads")
+    apply = angles.apply if is_given else partial(ROPE.apply, positions=[OLD, NEW])
     rotated = [backend.back(part) for part in apply(x, y, **options)]
     scatter = slots_module._scatter
 
@@ -243,7 +247,7 @@ def test_kernels_write_to_scattered_slots(backend, names, kind, rng, monkeypatch
     monkeypatch.setattr(slots_module, "SCATTERED_MIN_ELEMENTS", 1)
     monkeypatch.setattr(slots_module, "_scatter", record)
     got = apply(x, y, out=(x, keys), slots=slots, cache_axes=names, **options)
-    assert (got[0] is x, got[1] is keys, scattered) == (True, True, [kind != "overlap"])
+    assert (got[0] is x, got[1] is keys, scattered) == (True, True, [kind not in ("heads", "overlap")])
     same(backend.back(x), rotated[0])
     same(backend.back(keys), fill_named(cache, names, rotated[1], slots, "bhsd"))
 
