@@ -55,7 +55,7 @@ class CacheLayer:
         """Return an array, without the empty rows of a static layer."""
         if stored.is_quantized:
             quantized = getattr(self.layer, f"_quantized_{stored.role}")
-            return self.layer._dequantize(quantized)  # type: ignore[no-any-return]
+            return self.layer._dequantize(quantized)  # type: ignore[no-any-return]  # noqa: SLF001
         x: torch.Tensor = getattr(self.layer, stored.role)
         return x.narrow(TOKENS, 0, stored.stop - stored.start) if self.room else x
 
@@ -65,7 +65,8 @@ class CacheLayer:
         if stored.is_quantized:
             key = {"keys": "axis_key", "values": "axis_value"}[role]
             options = {"axis": getattr(layer, key)} if hasattr(layer, key) else {}
-            setattr(layer, f"_quantized_{role}", layer._quantize(x.contiguous(), **options))
+            quantized = layer._quantize(x.contiguous(), **options)  # noqa: SLF001  # no other name
+            setattr(layer, f"_quantized_{role}", quantized)
         elif self.room:
             array, n = getattr(layer, role), x.shape[TOKENS]
             array.narrow(TOKENS, 0, n).copy_(x)
@@ -113,8 +114,8 @@ def read_layers(
     found = []
     for i, (layer, layer_plan) in enumerate(zip(layers, plans, strict=False)):
         try:
-            if is_resized and any(getattr(layer, "has_previous_state", {}).values()):
-                raise RopeError("its state depends on all tokens, and none can come or go")
+            if is_resized:
+                _check_stateless(layer)
             if getattr(layer, "keys", None) is not None and int(layer.get_seq_length()):
                 found.append(_read_layer(i, layer, layer_plan))
         except RopeError as error:
@@ -122,6 +123,11 @@ def read_layers(
     if len(seen := sorted({layer.seen for layer in found})) != 1:
         raise RopeError(f"layers of {name} must have seen as many tokens, at least one; got {seen}")
     return found
+
+
+def _check_stateless(layer: Any) -> None:
+    if any(getattr(layer, "has_previous_state", {}).values()):
+        raise RopeError("its state depends on all tokens, and none can come or go")
 
 
 def _read_layer(i: int, layer: Any, layer_plan: LayerPlan) -> CacheLayer:

@@ -1,7 +1,7 @@
 """Move the keys of transformers' caches: to other positions, onto another scaling, or together."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from rope_xp.rope import RoPE
 from rope_xp.scaling import Scaling
 
 Positions = NDArray[Any]
+_AXES = {3: "bsd", 4: "bhsd"}  # of keys of indexers, and of keys
 
 
 def move_keys(
@@ -71,7 +72,9 @@ def move_keys(
     chosen = {*range(len(plans))} if layers is None else {*layers}
     if not chosen <= {*range(len(plans))}:
         raise RopeError(f"layers must be >= 0 and below {len(plans)}; got {sorted(chosen)}")
-    arrays = [(layer, stored) for layer in found if layer.index in chosen for stored in layer.arrays]
+    arrays = [
+        (layer, stored) for layer in found if layer.index in chosen for stored in layer.arrays
+    ]
     moves = [(*pair, angles) for pair in arrays if (angles := source.find(*pair)) is not None]
     for layer, stored, angles in moves:
         x = layer.read(stored)
@@ -172,7 +175,7 @@ def join(prefix_cache: Any, chunk_cache: Any, model: Any, *, offset: int | None 
     for own, other in zip(prefix, chunk, strict=True):
         _check_fit(own, other)
         for rope in (stored.rope for stored in own.arrays if stored.rope is not None):
-            if _fix_length(rope, new) != rope.for_length(length):
+            if rope.for_length(_count_context(new)) != rope.for_length(length):
                 raise RopeError(
                     f"layer {own.index} has other frequencies for {new[-1] + 1} tokens than for "
                     f"the {length} of prefix_cache; prefill them together"
@@ -226,12 +229,17 @@ def _read_targets(plans: Sequence[LayerPlan], to: Any = None) -> list[RoPE | Non
 
 def _read_positions(name: str, positions: Any, found: list[CacheLayer]) -> Positions:
     """Return positions on the host, one for each token that the layers have seen."""
-    seen = found[0].seen
+    seen, batch = found[0].seen, len(found[0].read(found[0].arrays[0]))
     if isinstance(positions, torch.Tensor):
         positions = positions.detach().cpu()
     p = np.arange(seen) if positions is None else np.asarray(positions)
-    if p.shape[-1:] != (seen,):
-        raise RopeError(f"{name} must have shape (..., {seen}), the tokens seen; got {p.shape}")
+    has_components = any(x.rope and x.rope.position_axes for layer in found for x in layer.arrays)
+    is_batched = p.ndim in (2, 2 + has_components) and p.shape[-2] in (1, batch)
+    if p.shape[-1:] != (seen,) or not (p.ndim == 1 or is_batched):
+        raise RopeError(
+            f"{name} must have the shape ({seen},) or ({batch}, {seen}), the tokens that the cache "
+            f"has seen; got {p.shape}"
+        )
     return p
 
 
@@ -254,63 +262,53 @@ def _close_gaps(
     return np.flatnonzero(is_kept), new
 
 
-_AXES = {3: "bsd", 4: "bhsd"}
+def _count_context(positions: Positions) -> int:
+    """Return the length of a context with these positions."""
+    return max(1, int(positions.max()) + 1)
 
 
-def _fix_length(rope: RoPE, positions: Positions) -> RoPE:
-    """Return the rope of a context with these positions."""
-    return rope.for_length(max(1, int(positions.max()) + 1))
-
-
-@dataclass(frozen=True)
 class _AngleSource:
     """The angles from old to new positions, computed once for layers with the same rope."""
 
-    old: Positions
-    new: Positions
-    targets: Sequence[RoPE | None]
-    known: dict[Any, Angles | None] = field(default_factory=dict)
+    def __init__(self, old: Positions, new: Positions, targets: Sequence[RoPE | None]) -> None:
+        self.positions, self.targets = (old, new), targets
+        self.lengths = _count_context(old), _count_context(new)
+        self.known: dict[Any, Angles | None] = {}
 
     def find(self, layer: CacheLayer, stored: Stored, tokens: Any = None) -> Angles | None:
         """Return the angles of the tokens of an array, None if its rotation stays the same."""
-        target = self.targets[layer.index]
-        if stored.rope is None or target is None:
+        rope, target = stored.rope, self.targets[layer.index]
+        if rope is None or target is None:
             return None
-        x, rope = layer.read(stored), _fix_length(stored.rope, self.old)
-        to = replace(stored.rope, base=target.base, scaling=target.scaling)
-        to = _fix_length(to, self.new)
+        to = replace(rope, base=target.base, scaling=target.scaling).for_length(self.lengths[1])
+        rope, x = rope.for_length(self.lengths[0]), layer.read(stored)
         key = rope, to, stored.start, stored.stop, x.shape[-1], x.dtype == torch.float64, x.device
         if key not in self.known:
             tokens = slice(stored.start, stored.stop) if tokens is None else tokens
-            old, new = (_expand(rope, p[..., tokens], len(x)) for p in (self.old, self.new))
+            old, new = (p[..., tokens] for p in self.positions)
             is_same = rope == to and np.array_equal(old, new)
             self.known[key] = None if is_same else _build_angles(rope, to, old, new, x)
         return self.known[key]
 
 
-def _expand(rope: RoPE, positions: Positions, batch: int) -> Positions:
-    """Return positions with the components that a rope reads, all equal for those of text."""
-    components = () if rope.position_axes is None else (max(rope.position_axes) + 1,)
-    if positions.ndim == 1:
-        return np.broadcast_to(positions, (*components, *positions.shape))
-    lead, n = positions.shape[:-1], len(components)
-    if lead[:n] != components or lead[n:] not in ((), (1,), (batch,)):
-        expected = f"({', '.join([*map(str, components), str(batch), 'tokens'])})"
-        raise RopeError(f"positions must have shape (tokens,) or {expected}; got {positions.shape}")
-    return positions
-
-
 def _build_angles(rope: RoPE, to: RoPE, old: Positions, new: Positions, x: torch.Tensor) -> Angles:
     """Return the angles of the one rotation from old to new positions, as of ``RoPE.rerotate``.
 
-    They are computed in float64 and rounded once, as all layers and many moves share their error.
+    They are computed in float64 and rounded once: all layers and many moves share their error.
     """
-    cos, sin = rope.cos_sin(old, x.shape[-1], dtype=np.float64)
-    to_cos, to_sin = to.cos_sin(new, x.shape[-1], dtype=np.float64)
-    factor = rope.attention_factor**-2
-    tables = (to_cos * cos + to_sin * sin) * factor, (to_sin * cos - to_cos * sin) * factor
+    if rope.position_axes is not None:  # text has the same position in all components
+        lead = (max(rope.position_axes) + 1,)
+        old, new = (np.broadcast_to(p, (*lead, *p.shape)) if p.ndim < 3 else p for p in (old, new))
+    factor, width = rope.attention_factor, x.shape[-1]
+    if rope == to:
+        cos, sin = rope.cos_sin(new - old, width, dtype=np.float64)
+    else:
+        old_cos, old_sin = rope.cos_sin(old, width, dtype=np.float64)
+        new_cos, new_sin = to.cos_sin(new, width, dtype=np.float64)
+        cos, sin = new_cos * old_cos + new_sin * old_sin, new_sin * old_cos - new_cos * old_sin
+        factor *= factor
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-    cos, sin = (torch.from_numpy(table).to(dtype).to(x.device) for table in tables)
+    cos, sin = (torch.from_numpy(t / factor).to(dtype).to(x.device) for t in (cos, sin))
     # Keys lie in the layout that their rotation wrote.
     layout = "interleaved" if rope.layout == "interleaved" else "half"
     return replace(rope, layout=layout).with_tables(cos, sin)

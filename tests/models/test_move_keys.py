@@ -1,0 +1,349 @@
+"""Keys that move: a chunk prefilled at one position and moved is the chunk prefilled elsewhere."""
+
+import copy
+import doctest
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import torch
+import transformers
+from support import small_models
+from support.exhaustive import exhaustive
+from transformers import DynamicCache, StaticCache, cache_utils
+
+import rope_xp
+from rope_xp import RopeError
+from rope_xp.integrations import _caches
+from rope_xp.integrations.transformers import drop, join, move_keys, patch, rescale, unpatch
+from rope_xp.scaling import YaRN
+
+TOKENS = torch.randint(7, 60, (2, 20), generator=torch.Generator().manual_seed(3))
+ROOM = 64
+
+EXPERTS = {**small_models._EXPERTS, "head_dim": 16, "sliding_window": 8}
+LATENT = {**small_models._LATENT, "sliding_window": 8}
+FAMILIES: dict[str, dict[str, Any]] = {
+    """
+    apertus arcee aria_text beam bitnet cohere cohere2 cohere2_moe cwm deepseek_v2 deepseek_v3
+    diffllama doge ernie4_5 exaone4 falcon flex_olmo flint fuyu gemma gemma2 gemma3_text
+    gemma4_text gemma4_unified_text glm glm4 gpt_neox gpt_neox_japanese gpt_oss granite granite_swa
+    granitemoe granitemoe_swa granitemoeshared hrm_text hyperclovax jais2 jetmoe lfm2 llama
+    llama4_text minimax minimax_m2 ministral3 mistral mixtral modernbert-decoder nemotron olmo
+    olmo2 olmo3 olmo_hybrid olmoe persimmon phi phi3 phimoe qwen2 qwen3 seed_oss smollm3 stablelm
+    starcoder2 vaultgemma
+    """: {},
+    """
+    afmoe ernie4_5_moe exaone_moe glm4_moe helium hy_v3 kolibri1 laguna mellum mimo_v2_flash
+    ministral qwen2_moe qwen3_moe solar_open
+    """: EXPERTS,
+    """
+    axk1 axk2 deepseek_v32 dots3_note_text glm4_moe_lite glm_moe_dsa hy_v4 minicpm3
+    minimax_m3_vl_text youtu
+    """: LATENT,
+}
+FIELDS = {name: fields for names, fields in FAMILIES.items() for name in names.split()}
+# Partial, two bases and windows, latent, an indexer, layers without positions, linear attention,
+# complex numbers, LongRoPE.
+SHORT = ["llama", "glm", "gemma3_text", "deepseek_v3", "deepseek_v32", "cohere2"]
+SHORT += ["olmo_hybrid", "llama4_text", "phi3"]
+REFUSED = {
+    "deepseek_v4": ({}, r"layer 0 of cache \(DeepseekV4HCACache\): rope_xp does not know how"),
+    "hunyuan_v1_dense": (EXPERTS, "multiplies keys by the weights of a norm after their rotation"),
+    "hunyuan_v1_moe": (EXPERTS, "multiplies keys by the weights of a norm after their rotation"),
+}
+
+
+def make(name: str, dtype: torch.dtype = torch.float64, **more: Any) -> Any:
+    """Return a small model whose rotary tables are exact."""
+    fields = FIELDS.get(name, {}) | more
+    model = small_models.make(name, **fields, _experts_implementation="eager").to(dtype)
+    return patch(model)
+
+
+def fill(model: Any, start: int = 0, kind: str = "dynamic", tokens: Any = TOKENS) -> Any:
+    """Return the cache of a chunk that was prefilled at a position."""
+    config = model.config
+    cache = {
+        "dynamic": lambda: DynamicCache(config=config),
+        "static": lambda: StaticCache(config=config, max_cache_len=ROOM),
+        "all": DynamicCache,
+    }[kind]()
+    positions = (start + torch.arange(tokens.shape[1])).expand(tokens.shape)
+    with torch.no_grad():
+        model(tokens, position_ids=positions, past_key_values=cache)
+    return cache
+
+
+def arrays(cache: Any) -> list[torch.Tensor]:
+    names = ("keys", "values", "indexer_keys")
+    found = [getattr(layer, name, None) for layer in cache.layers for name in names]
+    return [x for x in found if x is not None]
+
+
+def error(ours: Any, theirs: Any) -> float:
+    """Return the largest difference of two caches, of the largest entry of its array."""
+    pairs = list(zip(arrays(ours), arrays(theirs), strict=True))
+    return max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
+
+
+def lengths(cache: Any) -> list[int]:
+    return [int(x.get_seq_length()) for x in cache.layers if hasattr(x, "get_seq_length")]
+
+
+# --- the same in every layer ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [n if n in SHORT else exhaustive(n) for n in FIELDS])
+def test_moved_chunk_is_the_chunk_prefilled_there(name: str) -> None:
+    model = make(name)
+    old, new = np.arange(40, 60), np.arange(900, 920)  # LongRoPE has long factors from 32 on
+    exact = 1e-6 if name == "llama4_text" else 1e-12  # whose norm of keys is in float32
+    for kind in ("dynamic", "static"):
+        cache, start, there = fill(model, 40, kind), fill(model, 40, kind), fill(model, 900, kind)
+        assert error(cache, there) > 1e-3  # else nothing here could fail
+        move_keys(cache, model, old, new)
+        assert error(cache, there) < exact, kind
+        move_keys(cache, model, new, old)
+        assert error(cache, start) < exact, kind
+    model = patch(unpatch(model).float())
+    cache = fill(model, 40)
+    move_keys(cache, model, old, new)
+    assert error(cache, fill(model, 900)) < 2e-5
+
+
+def test_keys_move_onto_the_factors_for_their_new_context() -> None:
+    model = make("phi3", num_hidden_layers=1)  # deeper layers attend with other scores there
+    cache = fill(model, 3)
+    move_keys(cache, model, np.arange(3, 23), np.arange(900, 920))
+    assert error(cache, fill(model, 900)) < 1e-12
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_keys_that_cannot_be_moved_are_refused_with_the_reason(name: str) -> None:
+    fields, message = REFUSED[name]
+    model = small_models.make(name, **fields)
+    cache = fill(model)
+    before = copy.deepcopy(arrays(cache))
+    with pytest.raises(RopeError, match=message):
+        move_keys(cache, model, None, np.arange(20) + 1)
+    assert all(map(torch.equal, before, arrays(cache)))
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl_text", exhaustive("qwen3_vl_text")])
+def test_keys_of_several_components_move_by_each(name: str) -> None:
+    model = patch(small_models.multimodal_text(name).double())
+    old = torch.arange(20) + torch.tensor([0, 3, 5])[:, None, None].expand(3, 2, 1)
+    new = 2 * old + torch.tensor([400, 50, 6])[:, None, None]
+    caches = [DynamicCache(config=model.config) for _ in range(2)]
+    for positions, cache in zip((old, new), caches, strict=True):
+        with torch.no_grad():
+            model(TOKENS, position_ids=positions, past_key_values=cache)
+    move_keys(caches[0], model, old, new)
+    first = [[x.layers[0].keys] for x in caches]  # other differences of positions, so one layer
+    assert max(float((a - b).abs().max()) for a, b in zip(*first, strict=True)) < 1e-12
+    chunk = fill(model, 3)
+    move_keys(chunk, model, np.arange(3, 23), np.arange(50, 70))  # text, the same for all
+    assert error(chunk, fill(model, 50)) < 1e-12
+
+
+def test_bfloat16_keys_are_rounded_once_a_move() -> None:
+    model = make("llama", torch.bfloat16)
+    cache, there = fill(model, 3), fill(model, 900)
+    exact = copy.deepcopy(cache)
+    for layer in exact.layers:
+        layer.keys = layer.keys.double()
+    move_keys(exact, model, np.arange(3, 23), np.arange(900, 920))
+    move_keys(cache, model, np.arange(3, 23), np.arange(900, 920))
+    for layer, right in zip(cache.layers, exact.layers, strict=True):
+        pairs = right.keys.unflatten(-1, (2, -1)).norm(dim=-2, keepdim=True)
+        off = (layer.keys.double() - right.keys).unflatten(-1, (2, -1)).abs()
+        assert (off <= 2**-8 * pairs * 1.001).all()  # half a unit of 8 bits
+    # Only keys of the first layer have the same inputs at both places: two roundings of each.
+    first, second = cache.layers[0].keys.double(), there.layers[0].keys.double()
+    bound = 2**-8 * (1 + 2**0.5) * first.unflatten(-1, (2, -1)).norm(dim=-2, keepdim=True)
+    assert ((first - second).unflatten(-1, (2, -1)).abs() <= 1.01 * bound).all()
+
+
+def test_a_thousand_moves_add_up_to_their_sum() -> None:
+    model = make("llama", torch.float32, num_hidden_layers=1)
+    cache, rng = fill(model), np.random.default_rng(0)
+    start = 0
+    for _ in range(1000):
+        shift = int(rng.integers(1, 1000))
+        move_keys(cache, model, start + np.arange(20), start + shift + np.arange(20))
+        start += shift
+    assert error(cache, fill(model, start)) < 2e-5  # a walk of roundings of 6e-8
+
+
+def test_rows_of_a_batch_and_single_layers_move_alone() -> None:
+    model = make("llama", torch.float32)
+    cache, before, there = fill(model), fill(model), fill(model, 50)
+    new = np.arange(20) + np.array([[0], [50]])
+    move_keys(cache, model, None, torch.tensor(new), layers=[1])
+    assert torch.equal(cache.layers[0].keys, before.layers[0].keys)
+    assert torch.equal(cache.layers[1].keys[0], before.layers[1].keys[0])  # its positions stay
+    torch.testing.assert_close(cache.layers[1].keys[1], there.layers[1].keys[1], rtol=0, atol=1e-4)
+
+
+# --- tokens that go and come, in one layer, whose keys depend on their own token alone -------------
+
+ONE = {"num_hidden_layers": 1}
+NAMES = [
+    *(("llama", kind) for kind in ("dynamic", "static")),
+    *(("gemma3_text", kind) for kind in ("dynamic", "static", "all")),
+    *(("deepseek_v32", kind) for kind in ("dynamic", "static")),
+]
+
+
+def step(model: Any, cache: Any, start: int) -> torch.Tensor:
+    """Return the logits of the next tokens."""
+    positions = (start + torch.arange(3)).expand(2, 3)
+    with torch.no_grad():
+        return model(TOKENS[:, :3], position_ids=positions, past_key_values=cache).logits
+
+
+@pytest.mark.parametrize(("name", "kind"), NAMES)
+def test_after_a_drop_the_cache_is_that_of_the_rest(name: str, kind: str) -> None:
+    model = make(name, num_hidden_layers=1, layer_types=None)
+    spans, rest = [(2, 7), (1, 4), (10, 11)], [0, 7, 8, 9, *range(11, 20)]
+    cache, right = fill(model, kind=kind), fill(model, kind=kind, tokens=TOKENS[:, rest])
+    drop(cache, model, spans)
+    assert lengths(cache) == [13]
+    assert error(cache, right) < 1e-12
+    torch.testing.assert_close(step(model, cache, 13), step(model, right, 13), rtol=0, atol=1e-10)
+    if name == "llama":  # the end, after which a window would need earlier tokens
+        drop(cache, model, [(12, 16)])
+        assert error(cache, fill(model, kind=kind, tokens=TOKENS[:, rest[:12]])) < 1e-12
+
+
+def test_a_window_keeps_what_it_needs() -> None:
+    model = make("gemma3_text", num_hidden_layers=6)  # windows of 8 in layers 0 to 4
+    for kind in ("dynamic", "static"):
+        cache = fill(model, kind=kind)
+        before = copy.deepcopy(arrays(cache))
+        with pytest.raises(RopeError, match="layer 0 holds the tokens from 1[23] on"):
+            drop(cache, model, [(2, 15)])
+        assert all(map(torch.equal, before, arrays(cache)))
+        drop(cache, model, [(2, 12)])
+        assert lengths(cache) == [10] * 6
+        assert step(model, cache, 10).isfinite().all()
+
+
+@pytest.mark.parametrize(("name", "kind"), NAMES)
+@pytest.mark.parametrize("cut", [3, 9])
+def test_joined_caches_are_that_of_all_tokens(name: str, kind: str, cut: int) -> None:
+    model = make(name, num_hidden_layers=1, layer_types=None)
+    prefix = fill(model, kind=kind, tokens=TOKENS[:, :cut])
+    chunk = fill(model, kind=kind, tokens=TOKENS[:, cut:])
+    before, right = copy.deepcopy(arrays(chunk)), fill(model, kind=kind)
+    join(prefix, chunk, model)
+    assert all(map(torch.equal, before, arrays(chunk)))
+    assert lengths(prefix) == [20]
+    torch.testing.assert_close(step(model, prefix, 20), step(model, right, 20), rtol=0, atol=1e-10)
+
+
+def test_rescaled_keys_are_those_of_the_other_scaling() -> None:
+    model = make("llama", **ONE)
+    rule = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    scaled = make("llama", **ONE, rope_parameters={**rule, "rope_theta": 10000.0})
+    scaling = YaRN(4.0, original_max_position_embeddings=64)
+    for to in (scaling, scaled, scaled.config, rope_xp.plan(scaled.config)[0].rope):
+        cache = fill(model, 5)
+        rescale(cache, model, to, positions=np.arange(5, 25))
+        assert error(cache, fill(scaled, 5)) < 1e-12
+    with pytest.raises(RopeError, match="to must rotate the same pairs; layer 0 has"):
+        rescale(cache, model, rope_xp.RoPE(layout="half", rotary_dim=8))
+
+
+# --- other ways to store keys --------------------------------------------------------------------
+
+
+class Rounded(cache_utils.QuantizedLayer):  # type: ignore[misc]  # torch has no types here
+    """Quantized to float16, in place of packages that transformers calls."""
+
+    def _quantize(self, tensor: Any, axis: int) -> Any:
+        return tensor.half(), axis
+
+    def _dequantize(self, q_tensor: Any) -> Any:
+        return q_tensor[0].float()
+
+
+@pytest.mark.parametrize(
+    ("layer", "tolerance"), [(Rounded, 2**-9), (cache_utils.Fp8QuantizedLayer, 0.15)]
+)
+def test_quantized_keys_are_quantized_again(layer: Any, tolerance: float) -> None:
+    model = make("llama", torch.float32, **ONE)
+
+    def fill_both(start: int, tokens: Any) -> Any:
+        cache = cache_utils.Cache(layers=[layer()])
+        for i in (slice(0, 14), slice(14, None)):
+            positions = (start + torch.arange(tokens.shape[1])[i]).expand(2, -1)
+            with torch.no_grad():
+                model(tokens[:, i], position_ids=positions, past_key_values=cache)
+        return cache
+
+    def read(cache: Any) -> torch.Tensor:
+        (found,) = cache.layers
+        rest = [found.keys] if found.keys.ndim == 4 else []
+        return torch.cat([found._dequantize(found._quantized_keys), *rest], -2)
+
+    cache, there = fill_both(3, TOKENS), fill_both(90, TOKENS)
+    move_keys(cache, model, np.arange(3, 23), np.arange(90, 110))
+    assert (read(cache) - read(there)).abs().max() < tolerance * read(there).abs().max()
+    drop(cache, model, [(2, 7)], positions=np.arange(90, 110))
+    rest = fill_both(90, TOKENS[:, [0, 1, *range(7, 20)]])
+    assert (read(cache) - read(rest)).abs().max() < tolerance * read(rest).abs().max()
+    assert lengths(cache) == [15]
+
+
+# --- nothing is written before all is checked ----------------------------------------------------
+
+WRONG: dict[str, Any] = {
+    r"shape \(20,\) or \(2, 20\)": lambda m, c: move_keys(c, m, None, np.arange(19)),
+    r"got \(3, 20\)": lambda m, c: move_keys(c, m, None, np.ones((3, 20))),
+    "must lie between": lambda m, c: move_keys(c, m, None, np.full(20, 2**31)),
+    "layers must be >= 0 and below 6; got": lambda m, c: move_keys(c, m, None, None, layers=[6]),
+    "cache has 6 layers, and the configuration 2": lambda _, c: move_keys(c, LLAMA, None, None),
+    "its keys have 16 components, not 32": lambda _, c: move_keys(c, WIDE, None, np.ones(20)),
+    "spans must be pairs 0 <= start < stop <= 20": lambda m, c: drop(c, m, [(2, 21)]),
+    "spans must leave at least one token": lambda m, c: drop(c, m, [(0, 20)]),
+    "prefix_cache has room for 64 tokens": lambda m, c: [join(c, c, m) for _ in range(3)],
+}
+LLAMA = transformers.AutoConfig.for_model("llama", **small_models.SMALL)
+WIDE = transformers.AutoConfig.for_model(
+    "llama", **{**small_models.SMALL, "head_dim": 32, "num_hidden_layers": 6}
+)
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_a_wrong_argument_is_an_error_before_anything_is_written(message: str) -> None:
+    model = make("gemma3_text")
+    cache = fill(model, kind="static")
+    if "room" in message:
+        join(cache, copy.deepcopy(cache), model)
+        join(cache, fill(model, kind="static"), model)
+    before = copy.deepcopy(arrays(cache))
+    with pytest.raises(RopeError, match=message):
+        WRONG[message](model, cache)
+    assert all(map(torch.equal, before, arrays(cache)))
+
+
+def test_a_state_of_all_tokens_cannot_lose_any() -> None:
+    model = make("olmo_hybrid")
+    cache = fill(model)
+    with pytest.raises(RopeError, match=r"layer 0 of cache \(LinearAttentionLayer\): its state"):
+        drop(cache, model, [(2, 5)])
+    with pytest.raises(RopeError, match="layer 0 of prefix_cache"):
+        join(cache, fill(model), model)
+    with pytest.raises(TypeError, match="must be a cache of transformers 5.*got tuple"):
+        move_keys((), model, None, None)
+
+
+def test_examples() -> None:
+    results = doctest.testmod(_caches)
+    assert (results.failed, results.attempted > 5) == (0, True)
