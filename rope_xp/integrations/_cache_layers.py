@@ -115,7 +115,7 @@ def read_layers(
     for i, (layer, layer_plan) in enumerate(zip(layers, plans, strict=False)):
         try:
             if is_resized:
-                _check_stateless(layer)
+                _check_stateless(cache, layer)
             if getattr(layer, "keys", None) is not None and int(layer.get_seq_length()):
                 found.append(_read_layer(i, layer, layer_plan))
         except RopeError as error:
@@ -125,8 +125,9 @@ def read_layers(
     return found
 
 
-def _check_stateless(layer: Any) -> None:
-    if any(getattr(layer, "has_previous_state", {}).values()):
+def _check_stateless(cache: Any, layer: Any) -> None:
+    states = getattr(layer, "has_previous_state", {}).values()
+    if any(states) or getattr(cache, "linear_cache", None):  # of MiniMax
         raise RopeError("its state depends on all tokens, and none can come or go")
 
 

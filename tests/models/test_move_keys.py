@@ -30,10 +30,10 @@ LATENT = {**small_models._LATENT, "sliding_window": 8}
 FAMILIES: dict[str, dict[str, Any]] = {
     """
     apertus arcee aria_text beam bitnet cohere cohere2 cohere2_moe cwm deepseek_v2 deepseek_v3
-    diffllama doge ernie4_5 exaone4 falcon flex_olmo flint fuyu gemma gemma2 gemma3_text
+    diffllama doge ernie4_5 exaone4 falcon flex_olmo fuyu gemma gemma2 gemma3_text
     gemma4_text gemma4_unified_text glm glm4 gpt_neox gpt_neox_japanese gpt_oss granite granite_swa
     granitemoe granitemoe_swa granitemoeshared hrm_text hyperclovax jais2 jetmoe lfm2 llama
-    llama4_text minimax minimax_m2 ministral3 mistral mixtral modernbert-decoder nemotron olmo
+    llama4_text minimax_m2 ministral3 mistral mixtral modernbert-decoder nemotron olmo
     olmo2 olmo3 olmo_hybrid olmoe persimmon phi phi3 phimoe qwen2 qwen3 seed_oss smollm3 stablelm
     starcoder2 vaultgemma
     """: {},
@@ -45,6 +45,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     axk1 axk2 deepseek_v32 dots3_note_text glm4_moe_lite glm_moe_dsa hy_v4 minicpm3
     minimax_m3_vl_text youtu
     """: LATENT,
+    "flint": {"num_hidden_layers": 4},
 }
 FIELDS = {name: fields for names, fields in FAMILIES.items() for name in names.split()}
 # Partial, two bases and windows, latent, an indexer, layers without positions, linear attention,
@@ -190,7 +191,7 @@ def test_rows_of_a_batch_and_single_layers_move_alone() -> None:
     torch.testing.assert_close(cache.layers[1].keys[1], there.layers[1].keys[1], rtol=0, atol=1e-4)
 
 
-# --- tokens that go and come, in one layer, whose keys depend on their own token alone -------------
+# --- tokens that go and come, in one layer, whose keys depend on their own token alone ------------
 
 ONE = {"num_hidden_layers": 1}
 NAMES = [
