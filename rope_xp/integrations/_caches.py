@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from rope_xp._core import numbers
+from rope_xp._core.call import LIMIT
 from rope_xp._core.errors import RopeError
 from rope_xp.angles import Angles
 from rope_xp.hf import LayerPlan, plan
@@ -233,6 +234,9 @@ def _read_positions(name: str, positions: Any, found: list[CacheLayer]) -> Posit
     if isinstance(positions, torch.Tensor):
         positions = positions.detach().cpu()
     p = np.arange(seen) if positions is None else np.asarray(positions)
+    p = p.astype(np.int64) if p.dtype.kind == "u" else p  # differences are signed
+    if p.dtype.kind not in "if":
+        raise TypeError(f"{name} must hold integers or real floats (tokens); got {p.dtype}")
     has_components = any(x.rope and x.rope.position_axes for layer in found for x in layer.arrays)
     is_batched = p.ndim in (2, 2 + has_components) and p.shape[-2] in (1, batch)
     if p.shape[-1:] != (seen,) or not (p.ndim == 1 or is_batched):
@@ -240,6 +244,8 @@ def _read_positions(name: str, positions: Any, found: list[CacheLayer]) -> Posit
             f"{name} must have the shape ({seen},) or ({batch}, {seen}), the tokens that the cache "
             f"has seen; got {p.shape}"
         )
+    if not (np.abs(p) < LIMIT).all():
+        raise RopeError(f"{name} must lie between -{LIMIT} and {LIMIT}; got {p.min()} to {p.max()}")
     return p
 
 
@@ -297,8 +303,8 @@ def _build_angles(rope: RoPE, to: RoPE, old: Positions, new: Positions, x: torch
     They are computed in float64 and rounded once: all layers and many moves share their error.
     """
     if rope.position_axes is not None:  # text has the same position in all components
-        lead = (max(rope.position_axes) + 1,)
-        old, new = (np.broadcast_to(p, (*lead, *p.shape)) if p.ndim < 3 else p for p in (old, new))
+        lead, rows = (max(rope.position_axes) + 1,), map(np.atleast_2d, (old, new))
+        old, new = (np.broadcast_to(p, (*lead, *p.shape)) if p.ndim < 3 else p for p in rows)
     factor, width = rope.attention_factor, x.shape[-1]
     if rope == to:
         cos, sin = rope.cos_sin(new - old, width, dtype=np.float64)
