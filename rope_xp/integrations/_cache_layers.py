@@ -53,10 +53,12 @@ class CacheLayer:
 
     def read(self, stored: Stored) -> torch.Tensor:
         """Return an array, without the empty rows of a static layer."""
+        x: torch.Tensor
         if stored.is_quantized:
             quantized = getattr(self.layer, f"_quantized_{stored.role}")
-            return self.layer._dequantize(quantized)  # type: ignore[no-any-return]  # noqa: SLF001
-        x: torch.Tensor = getattr(self.layer, stored.role)
+            x = self.layer._dequantize(quantized)  # noqa: SLF001  # no other name
+            return x
+        x = getattr(self.layer, stored.role)
         return x.narrow(TOKENS, 0, stored.stop - stored.start) if self.room else x
 
     def write(self, stored: Stored, x: torch.Tensor) -> None:

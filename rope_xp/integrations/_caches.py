@@ -93,10 +93,14 @@ def rescale(
 
     Examples
     --------
+    >>> import torch
     >>> from rope_xp.integrations.transformers import rescale
     >>> from rope_xp.scaling import YaRN
-    >>> yarn = YaRN(4.0, original_max_position_embeddings=2048)
-    >>> rescale(cache, model, yarn)  # doctest: +SKIP
+    >>> from transformers import LlamaConfig, LlamaModel
+    >>> model = LlamaModel(LlamaConfig(hidden_size=32, num_attention_heads=2, num_hidden_layers=1))
+    >>> with torch.no_grad():
+    ...     cache = model(torch.arange(8)[None]).past_key_values
+    >>> rescale(cache, model, YaRN(4.0, original_max_position_embeddings=2048))
     """
     move_keys(cache, model, positions, positions, layers=layers, to=to)
 
@@ -121,10 +125,17 @@ def drop(
 
     Examples
     --------
-    StreamingLLM (arXiv 2309.17453): keep 4 sinks and the last 1000 tokens.
+    StreamingLLM (arXiv 2309.17453) keeps the first tokens and the last, here 4 and 8:
 
+    >>> import torch
     >>> from rope_xp.integrations.transformers import drop
-    >>> drop(cache, model, [(4, cache.get_seq_length() - 1000)])  # doctest: +SKIP
+    >>> from transformers import LlamaConfig, LlamaModel
+    >>> model = LlamaModel(LlamaConfig(hidden_size=32, num_attention_heads=2, num_hidden_layers=1))
+    >>> with torch.no_grad():
+    ...     cache = model(torch.arange(20)[None]).past_key_values
+    >>> drop(cache, model, [(4, cache.get_seq_length() - 8)])
+    >>> cache.get_seq_length()
+    12
     """
     plans = _read_plans(model)
     found = read_layers(cache, plans, is_resized=True)
@@ -164,6 +175,18 @@ def join(prefix_cache: Any, chunk_cache: Any, model: Any, *, offset: int | None 
         See :func:`drop`.
     offset : int, optional
         The new position of the first token of the chunk. Default: the tokens of the prefix.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from rope_xp.integrations.transformers import join
+    >>> from transformers import LlamaConfig, LlamaModel
+    >>> model = LlamaModel(LlamaConfig(hidden_size=32, num_attention_heads=2, num_hidden_layers=1))
+    >>> with torch.no_grad():
+    ...     prefix, chunk = (model(torch.arange(n)[None]).past_key_values for n in (5, 20))
+    >>> join(prefix, chunk, model)
+    >>> prefix.get_seq_length()
+    25
     """
     plans = _read_plans(model)
     prefix = read_layers(prefix_cache, plans, "prefix_cache", is_resized=True)

@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch")
 
 import lmcache_rope  # noqa: E402  # imports torch
 
-import rope_xp  # noqa: E402
-from rope_xp.scaling import YaRN  # noqa: E402
+import rope_xp  # noqa: E402  # after what may be missing
+from rope_xp.scaling import YaRN  # noqa: E402  # after what may be missing
 
 OLD, NEW = torch.arange(3, 23), torch.arange(900, 920)
 
@@ -38,10 +38,10 @@ def theirs(monkeypatch: pytest.MonkeyPatch) -> Any:
     names = ["vllm", "vllm.model_executor", "vllm.model_executor.layers"]
     for name in [*names, "vllm.model_executor.layers.rotary_embedding", "lmcache.logging"]:
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    sys.modules["vllm.model_executor.layers.rotary_embedding"].get_rope = None  # type: ignore[attr-defined]
-    sys.modules["lmcache.logging"].init_logger = lambda _: None  # type: ignore[attr-defined]
+    vars(sys.modules["vllm.model_executor.layers.rotary_embedding"])["get_rope"] = None
+    vars(sys.modules["lmcache.logging"])["init_logger"] = lambda _: None
     package = ModuleType("lmcache")
-    package.device_ops, package.torch_device_type = kernel, "cpu"  # type: ignore[attr-defined]
+    vars(package).update(device_ops=kernel, torch_device_type="cpu")
     monkeypatch.setitem(sys.modules, "lmcache", package)
     return load(folder / "compute/positional_encoding.py")
 
