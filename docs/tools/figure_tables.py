@@ -286,6 +286,7 @@ TABLES: dict[str, Callable[[], str]] = {
             },
         ),
         {"loss": "loss, nats"},
+        "{:.2f}".format,
     ),
     "joins": lambda: table(
         "cache",
@@ -299,6 +300,7 @@ TABLES: dict[str, Callable[[], str]] = {
             },
         ),
         {"loss": "loss, nats"},
+        "{:.2f}".format,
     ),
     "moves": lambda: table(
         "keys",
