@@ -280,7 +280,7 @@ TABLES: dict[str, Callable[[], str]] = {
             {
                 "all": "all 256 tokens",
                 "moved": "64 tokens left, moved by `drop`",
-                "prefilled anew": "the same 64 tokens, prefilled anew",
+                "prefilled anew": "the same 64 tokens, prefilled again",
                 "unmoved, counted on": "64 tokens left, not moved; the next is at 256",
                 "unmoved, counted anew": "64 tokens left, not moved; the next is at 64",
             },

@@ -40,8 +40,8 @@ class CacheLayer:
         return min(stored.start for stored in self.arrays)
 
     @property
-    def room(self) -> int | None:
-        """How many tokens a static layer has room for; None for a dynamic layer."""
+    def capacity(self) -> int | None:
+        """The most tokens that a static layer stores; None for a dynamic layer."""
         return getattr(self.layer, "max_cache_len", None)
 
     @property
@@ -49,7 +49,7 @@ class CacheLayer:
         """How many of the last tokens are stored; None for all."""
         if not getattr(self.layer, "is_sliding", False):
             return None
-        return int(self.room or self.layer.sliding_window - 1)
+        return int(self.capacity or self.layer.sliding_window - 1)
 
     def read(self, stored: Stored) -> torch.Tensor:
         """Return an array, without the empty rows of a static layer."""
@@ -59,7 +59,7 @@ class CacheLayer:
             x = self.layer._dequantize(quantized)  # noqa: SLF001  # no other name
             return x
         x = getattr(self.layer, stored.role)
-        return x.narrow(TOKENS, 0, stored.stop - stored.start) if self.room else x
+        return x.narrow(TOKENS, 0, stored.stop - stored.start) if self.capacity else x
 
     def write(self, stored: Stored, x: torch.Tensor) -> None:
         """Replace an array by one of as many tokens, or fewer."""
@@ -69,7 +69,7 @@ class CacheLayer:
             options = {"axis": getattr(layer, key)} if hasattr(layer, key) else {}
             quantized = layer._quantize(x.contiguous(), **options)  # noqa: SLF001  # no other name
             setattr(layer, f"_quantized_{role}", quantized)
-        elif self.room:
+        elif self.capacity:
             array, n = getattr(layer, role), x.shape[TOKENS]
             array.narrow(TOKENS, 0, n).copy_(x)
             array.narrow(TOKENS, n, array.shape[TOKENS] - n).zero_()
@@ -89,7 +89,7 @@ class CacheLayer:
         for name in ("cumulative_length", "cumulative_length_int", "indexer_cumulative_length"):
             length = getattr(self.layer, name, None)
             if isinstance(length, torch.Tensor):
-                length.fill_(min(seen, self.room or seen))
+                length.fill_(min(seen, self.capacity or seen))
             elif length is not None:
                 setattr(self.layer, name, seen)
 
@@ -148,7 +148,7 @@ def _read_layer(i: int, layer: Any, layer_plan: LayerPlan) -> CacheLayer:
     for stored in found.arrays:
         if (x := found.read(stored)).dtype not in _DTYPES:
             raise RopeError(f"its {stored.role} must be floats; got {x.dtype}")
-        if found.room and x.is_inference() and not torch.is_inference_mode_enabled():
+        if found.capacity and x.is_inference() and not torch.is_inference_mode_enabled():
             raise RopeError("it was filled under torch.inference_mode; call this under it too")
         widths[stored.role] = x.shape[-1]
     ropes = _find_ropes(layer_plan, widths)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from rope_xp._core import numbers
 from rope_xp._core.call import LIMIT
 from rope_xp._core.errors import RopeError
+from rope_xp._core.typing import Layout
 from rope_xp.angles import Angles
 from rope_xp.hf import LayerPlan, plan
 from rope_xp.integrations._cache_layers import TOKENS, CacheLayer, Stored, read_layers
@@ -222,10 +223,10 @@ def _check_fit(own: CacheLayer, other: CacheLayer) -> None:
         forms.append({r: (x.dtype, *x.shape[:TOKENS], x.shape[-1]) for r, x in x.items()})
     if forms[0] != forms[1]:
         raise RopeError(f"layer {own.index} of both caches must fit; got {forms[0]}, {forms[1]}")
-    if own.room and own.window is None and count > own.room:
-        raise RopeError(f"prefix_cache has room for {own.room} tokens, and they are {count}")
+    if own.capacity and own.window is None and count > own.capacity:
+        raise RopeError(f"prefix_cache stores at most {own.capacity} tokens; got {count}")
     # A full static layer with a window holds one token more than queries read.
-    needed = own.seen + other.seen if own.window is None else own.window - bool(own.room)
+    needed = own.seen + other.seen if own.window is None else own.window - bool(own.capacity)
     if other.start and other.seen - other.start < needed:
         raise RopeError(
             f"layer {own.index} of chunk_cache holds the tokens from {other.start} on, and that of "
@@ -244,7 +245,8 @@ def _read_targets(plans: Sequence[LayerPlan], to: Any = None) -> list[RoPE | Non
         return ropes
     if isinstance(to, Scaling):
         return [rope and replace(rope, scaling=to) for rope in ropes]
-    targets = [to] * len(ropes) if isinstance(to, RoPE) else [p.rope for p in _read_plans(to)]
+    targets: list[RoPE | None] = [to] * len(ropes) if isinstance(to, RoPE) else []
+    targets = targets or [layer.rope for layer in _read_plans(to)]
     for i, (rope, new) in enumerate(zip(ropes, targets, strict=False)):
         if rope and (new is None or replace(rope, base=new.base, scaling=new.scaling) != new):
             raise RopeError(f"to must rotate the same pairs; layer {i} has {rope}, and to {new}")
@@ -256,7 +258,7 @@ def _read_positions(name: str, positions: Any, found: list[CacheLayer]) -> Posit
     seen, batch = found[0].seen, len(found[0].read(found[0].arrays[0]))
     if isinstance(positions, torch.Tensor):
         positions = positions.detach().cpu()
-    p = np.arange(seen) if positions is None else np.asarray(positions)
+    p: Positions = np.asarray(range(seen) if positions is None else positions)
     p = p.astype(np.int64) if p.dtype.kind == "u" else p  # differences are signed
     if p.dtype.kind not in "if":
         raise TypeError(f"{name} must hold integers or real floats (tokens); got {p.dtype}")
@@ -339,7 +341,7 @@ def _build_angles(rope: RoPE, to: RoPE, old: Positions, new: Positions, x: torch
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     cos, sin = (torch.from_numpy(t / factor).to(dtype).to(x.device) for t in (cos, sin))
     # Keys lie in the layout that their rotation wrote.
-    layout = "interleaved" if rope.layout == "interleaved" else "half"
+    layout: Layout = "interleaved" if rope.layout == "interleaved" else "half"
     return replace(rope, layout=layout).with_tables(cos, sin)
 
 

@@ -86,13 +86,12 @@ _BY_FIELDS = {
     laguna mellum mimo_v2_flash ministral qwen2_moe qwen3_moe solar_open
     """: _MORE_EXPERTS,
     """
-    axk1 axk2 deepseek_v32 dots3_note_text glm4_moe_lite glm_moe_dsa hy_v4 minicpm3
-    minimax_m3_vl_text youtu
+    axk1 axk2 deepseek_v32 dots3_note_text glm4_moe_lite glm_moe_dsa hy_v4 minicpm3 youtu
     """: {**_LATENT, "sliding_window": 8},
     "flint": {"num_hidden_layers": 4},
 }
 FAMILIES = {name: fields for names, fields in _BY_FIELDS.items() for name in names.split()}
-"""Decoders that are small and run with few keys more: all that do so in transformers 5.23."""
+"""Decoders that are small and run with few keys more, in transformers 5.23."""
 
 
 def make(model_type, model=transformers.AutoModelForCausalLM, **more):
