@@ -273,6 +273,35 @@ TABLES: dict[str, Callable[[], str]] = {
             "eager": "`RoPE.rotate`, eager",
         },
     ),
+    "drops": lambda: table(
+        "cache",
+        named(
+            "drops",
+            {
+                "all": "all 256 tokens",
+                "moved": "64 tokens left, moved by `drop`",
+                "prefilled anew": "the same 64 tokens, prefilled again",
+                "unmoved, counted on": "64 tokens left, not moved; the next is at 256",
+                "unmoved, counted anew": "64 tokens left, not moved; the next is at 64",
+            },
+        ),
+        {"loss": "loss, nats"},
+        "{:.2f}".format,
+    ),
+    "joins": lambda: table(
+        "cache",
+        named(
+            "joins",
+            {
+                "together": "prefix and chunk, prefilled together",
+                "joined": "joined by `join`",
+                "unmoved": "joined, the chunk not moved",
+                "chunk alone": "the chunk alone",
+            },
+        ),
+        {"loss": "loss, nats"},
+        "{:.2f}".format,
+    ),
     "moves": lambda: table(
         "keys",
         named(

@@ -29,6 +29,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
+import measured_caches
 import measured_calls
 import measured_cases
 import measured_errors
@@ -41,6 +42,7 @@ GROUPS: dict[str, Group] = {
     **measured_cases.GROUPS,
     **measured_memory.GROUPS,
     **measured_errors.GROUPS,
+    **measured_caches.GROUPS,
 }
 PACKAGES = (
     *("numpy", "torch", "jax", "llvmlite", "transformers", "rotary-embedding-torch"),

@@ -23,6 +23,7 @@ DRAWN = PAGES / "drawn"
 sys.path[:0] = [str(TOOLS), str(PAGES / "examples")]
 
 import architecture_picture
+import cache_picture
 import figure_tables
 import figures
 import history_pictures
@@ -59,6 +60,7 @@ def draw(folder: Path) -> None:
         architecture_picture,
         speed_picture,
         norm_picture,
+        cache_picture,
     ):
         one.write(folder)
     history_pictures.draw(folder / "history.svg")

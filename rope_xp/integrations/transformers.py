@@ -1,4 +1,4 @@
-"""Check the rotary embedding of a transformers model, or replace it by rope_xp's."""
+"""Check or replace the rotary embedding of a transformers model, and move the keys it caches."""
 
 import sys
 from typing import Any, Literal, TypeVar
@@ -18,10 +18,11 @@ from rope_xp.integrations import (
     _replacements,
     _rotary,
 )
+from rope_xp.integrations._caches import drop, join, move_keys, rescale
 from rope_xp.integrations._check_config import Finding
 from rope_xp.integrations._formats import Format
 
-__all__ = ["Finding", "check", "patch", "unpatch"]
+__all__ = ["Finding", "check", "drop", "join", "move_keys", "patch", "rescale", "unpatch"]
 
 ModelT = TypeVar("ModelT", bound=torch.nn.Module)
 
