@@ -247,7 +247,8 @@ def test_kernels_write_to_scattered_slots(backend, names, kind, rng, monkeypatch
     monkeypatch.setattr(slots_module, "SCATTERED_MIN_ELEMENTS", 1)
     monkeypatch.setattr(slots_module, "_scatter", record)
     got = apply(x, y, out=(x, keys), slots=slots, cache_axes=names, **options)
-    assert (got[0] is x, got[1] is keys, scattered) == (True, True, [kind not in ("heads", "overlap")])
+    in_one_pass = kind not in ("heads", "overlap")
+    assert (got[0] is x, got[1] is keys, scattered) == (True, True, [in_one_pass])
     same(backend.back(x), rotated[0])
     same(backend.back(keys), fill_named(cache, names, rotated[1], slots, "bhsd"))
 
