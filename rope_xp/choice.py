@@ -121,6 +121,7 @@ class Choice:
         axes: str | None = None,
         out: tuple[ArrayT | None, ArrayT] | None = None,
         slots: Any = None,
+        cache_axes: str | None = None,
         norm: QKNorm | None = None,
     ) -> tuple[ArrayT, ArrayT]:
         """Rotate queries and keys, each sequence with its own RoPE. See :meth:`rope_xp.RoPE.apply`.
@@ -134,7 +135,8 @@ class Choice:
         >>> q_rotated, k_rotated = rope_xp.Choice(ropes, [0, 1]).apply(q, k)
         """
         angles = self._angles_of(q, positions, axes)
-        return angles.apply(q, k, axes=axes, out=out, slots=slots, norm=norm)
+        options = {"slots": slots, "cache_axes": cache_axes, "norm": norm}
+        return angles.apply(q, k, axes=axes, out=out, **options)
 
     def rotate(
         self,

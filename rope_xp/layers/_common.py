@@ -18,12 +18,13 @@ def rotate(
     k_positions: Positions = None,
     out: tuple[Any, Any] | None = None,
     slots: Any = None,
+    cache_axes: str | None = None,
     norm: QKNorm | None = None,
 ) -> tuple[Any, Any]:
     """Rotate queries and keys; see :func:`rope_xp.apply`."""
     rope: RoPE = layer.rope
-    options = {"k_positions": k_positions, "out": out, "slots": slots, "norm": norm}
-    return rope.apply(q, k, positions, axes=layer.axes, **options)
+    options = {"k_positions": k_positions, "slots": slots, "cache_axes": cache_axes, "norm": norm}
+    return rope.apply(q, k, positions, axes=layer.axes, out=out, **options)
 
 
 def at(layer: Any, positions: Positions, *, like: Any, head_dim: int | None = None) -> Angles:

@@ -84,12 +84,13 @@ class Rotary(torch.nn.Module):
         k_positions: Positions = None,
         out: tuple[torch.Tensor | None, torch.Tensor] | None = None,
         slots: Any = None,
+        cache_axes: str | None = None,
         norm: QKNorm | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Rotate queries and keys; see :func:`rope_xp.apply`."""
         if self.learn is None:
-            options = {"k_positions": k_positions, "out": out, "slots": slots, "norm": norm}
-            return self.rope.apply(q, k, positions, axes=self.axes, **options)
+            options = {"k_positions": k_positions, "slots": slots, "cache_axes": cache_axes}
+            return self.rope.apply(q, k, positions, axes=self.axes, out=out, norm=norm, **options)
         if any(option is not None for option in (k_positions, slots, norm)):
             raise RopeError(
                 "k_positions, slots or norm was given, but a layer that learns its frequencies "
