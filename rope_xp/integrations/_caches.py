@@ -247,7 +247,9 @@ def _read_targets(plans: Sequence[LayerPlan], to: Any = None) -> list[RoPE | Non
         return [rope and replace(rope, scaling=to) for rope in ropes]
     targets: list[RoPE | None] = [to] * len(ropes) if isinstance(to, RoPE) else []
     targets = targets or [layer.rope for layer in _read_plans(to)]
-    for i, (rope, new) in enumerate(zip(ropes, targets, strict=False)):
+    if len(targets) != len(ropes):
+        raise RopeError(f"to must have {len(ropes)} layers, as model has; got {len(targets)}")
+    for i, (rope, new) in enumerate(zip(ropes, targets, strict=True)):
         if rope and (new is None or replace(rope, base=new.base, scaling=new.scaling) != new):
             raise RopeError(f"to must rotate the same pairs; layer {i} has {rope}, and to {new}")
     return targets

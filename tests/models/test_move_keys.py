@@ -281,6 +281,7 @@ WRONG: dict[str, Any] = {
     r"shape \(20,\) or \(2, 20\)": lambda m, c: move_keys(c, m, None, np.arange(19)),
     r"got \(3, 20\)": lambda m, c: move_keys(c, m, None, np.ones((3, 20))),
     "must lie between": lambda m, c: move_keys(c, m, None, np.full(20, 2**31)),
+    "to must have 6 layers, as model has; got 2": lambda m, c: rescale(c, m, LLAMA),
     "layers must be >= 0 and below 6; got": lambda m, c: move_keys(c, m, None, None, layers=[6]),
     "cache has 6 layers, and the configuration 2": lambda _, c: move_keys(c, LLAMA, None, None),
     "its keys have 16 components, not 32": lambda _, c: move_keys(c, WIDE, None, np.ones(20)),
