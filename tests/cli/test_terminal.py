@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.exhaustive import exhaustive
 from support.inspected import GOLDEN, LLAMA
 
 import rope_xp
@@ -64,10 +65,7 @@ def test_printed_lines_of_every_command_fit_80_columns():
 
 @pytest.mark.parametrize(
     ("arguments", "unbuffered"),
-    [
-        (["inspect", PHI3], {}),
-        (["inspect", PHI3], {"PYTHONUNBUFFERED": "1"}),
-    ],
+    [(["inspect", PHI3], {}), exhaustive(["inspect", PHI3], {"PYTHONUNBUFFERED": "1"})],
 )
 def test_command_whose_reader_goes_away_ends_as_by_sigpipe(arguments, unbuffered):
     command = [sys.executable, "-W", "error", "-m", "rope_xp", *arguments]

@@ -109,6 +109,7 @@ def test_words_of_32_bits_are_those_of_64():
     assert np.abs(differences).max() <= 2 * 8 * 4000  # both within 2**-61 turns a step
 
 
+@pytest.mark.covering
 @EAGER
 @pytest.mark.parametrize("cuts", [(1,), (17, 18, 250), tuple(range(1, 300))])
 def test_chunks_have_the_bits_of_the_whole(backend, cuts):
@@ -121,6 +122,7 @@ def test_chunks_have_the_bits_of_the_whole(backend, cuts):
     np.testing.assert_array_equal(backend.back(state), backend.back(last))
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("ends", [(0, 300), (0, 17, 17, 250, 300), (0, 0, 299, 300)])
 @LIBRARIES
 def test_packed_sequences_have_the_bits_of_each_alone(backend, ends):
