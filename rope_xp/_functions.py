@@ -112,9 +112,9 @@ def apply_tables(
         See :meth:`RoPE.apply`, also for errors; ``out=x`` rotates in place.
     cos, sin : array, (batch..., tokens, r/2) or (batch..., tokens, heads, r/2)
         One column for each pair; r <= head_dim components are rotated. Arrays of the same library
-        and device, or of numpy. They are used in float32, for float64 x in float64. Broadcast, and
-        told apart, as the angles of :func:`apply_angles`; heads divides that of x. In torch and
-        jax, the result is differentiable with respect to them too.
+        and device, or of numpy. They are used in float32, for float64 x in float64. They broadcast
+        as the angles of :func:`apply_angles`; heads divides that of x. In torch and jax, the result
+        is differentiable with respect to them too.
     layout, rotary_offset
         See :class:`RoPE`.
     inverse : bool, default False
@@ -222,8 +222,8 @@ def apply_angles(
     angles : array, (batch..., tokens, r/2) or (batch..., tokens, heads, r/2)
         Radians, one column for each pair; r <= head_dim components are rotated. An array of q's
         library and device, or of numpy. Batch and tokens may have length 1, and leading axes may be
-        missing, but not from angles with heads: that is how the two are told apart. heads is that
-        of k, as for grouped queries, or 1; beside k_angles it divides that of q.
+        missing, but not from angles with heads: so the two are distinguished. heads is that of k, as
+        for grouped queries, or 1; with k_angles it divides that of q.
     k_angles : array, optional
         Angles of k where they differ from those of q. k may then have other tokens.
     layout, rotary_offset
