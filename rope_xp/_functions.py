@@ -222,8 +222,8 @@ def apply_angles(
     angles : array, (batch..., tokens, r/2) or (batch..., tokens, heads, r/2)
         Radians, one column for each pair; r <= head_dim components are rotated. An array of q's
         library and device, or of numpy. Batch and tokens may have length 1, and leading axes may be
-        missing, but not from angles with heads: so the two are distinguished. heads is that of k, as
-        for grouped queries, or 1; with k_angles it divides that of q.
+        missing, but not from angles with heads: so the two are distinguished. heads is that of k,
+        as for grouped queries, or 1; with k_angles it divides that of q.
     k_angles : array, optional
         Angles of k where they differ from those of q. k may then have other tokens.
     layout, rotary_offset
