@@ -24,7 +24,7 @@ _AXES = {3: "bsd", 4: "bhsd"}  # of keys of indexers, and of keys
 
 def move_keys(
     cache: Any,
-    model: Any,
+    model_or_config: Any,
     old_positions: Any,
     new_positions: Any,
     *,
@@ -40,7 +40,7 @@ def move_keys(
     ----------
     cache : Cache of transformers
         Dynamic, static, quantized or offloaded. Layers with a sliding window hold the last tokens.
-    model : torch.nn.Module, or config as in :func:`rope_xp.plan`
+    model_or_config : torch.nn.Module, or config as in :func:`rope_xp.plan`
         The model that filled the cache, or its configuration.
     old_positions, new_positions : array or sequence, (tokens,) or (batch, tokens)
         Of all tokens that the cache has seen; None for 0, 1, ... Models with M-RoPE also take
@@ -66,7 +66,7 @@ def move_keys(
     ...     cache = model(torch.arange(8)[None]).past_key_values
     >>> move_keys(cache, model, range(8), range(1000, 1008))
     """
-    plans = _read_plans(model)
+    plans = _read_plans(model_or_config)
     found = read_layers(cache, plans)
     old = _read_positions("old_positions", old_positions, found)
     new = _read_positions("new_positions", new_positions, found)
