@@ -151,9 +151,8 @@ def test_derivatives_of_torch_equal_differences(function, shape, rng):
 @pytest.mark.parametrize("shape", [SHAPES[1], exhaustive(SHAPES[0])], ids=str)
 def test_derivatives_of_jax_under_jit_equal_differences(function, shape, rng):
     jax = pytest.importorskip("jax")
-    # Older versions have it there alone.
-    enable_x64 = getattr(jax, "enable_x64", None) or jax.experimental.enable_x64
-    with enable_x64(True):
+    # Older versions have it among what is experimental alone.
+    with (jax if hasattr(jax, "enable_x64") else jax.experimental).enable_x64(True):
         arrays = [jax.numpy.asarray(x) for x in sample(shape, rng)]
         check = importlib.import_module("jax.test_util").check_grads
         check(jax.jit(function), arrays, order=2)
