@@ -64,7 +64,7 @@ def split_heads(call: Call) -> Call:
     return replace(
         call,
         arrays=new,
-        angles=tuple([CosSin(move_heads(s.cos), move_heads(s.sin)) for s in sources]),  # type: ignore[union-attr]  # as above
+        angles=tuple([CosSin(move_heads(s.cos), move_heads(s.sin)) for s in sources]),  # type: ignore[union-attr]  # a lookup has no heads
         out=out,
         spec=call.spec._replace(axes=make_axes(axes.names.replace("h", letter + "h" * splits))),
         weights=tuple([split_weight(weight, i) for i, weight in enumerate(call.weights)]),

@@ -11,15 +11,17 @@ from numpy.typing import NDArray
 from rope_xp._core import numbers
 from rope_xp._core.call import LIMIT
 from rope_xp._core.errors import RopeError
-from rope_xp._core.typing import Layout
-from rope_xp.angles import Angles
 from rope_xp.hf import LayerPlan, plan
-from rope_xp.integrations._cache_layers import TOKENS, CacheLayer, Stored, read_layers
+from rope_xp.integrations._cache_angles import (
+    AXES,
+    AngleSource,
+    Positions,
+    count_context,
+    rotate,
+)
+from rope_xp.integrations._cache_layers import TOKENS, CacheLayer, read_layers
 from rope_xp.rope import RoPE
 from rope_xp.scaling import Scaling
-
-Positions = NDArray[Any]
-_AXES = {3: "bsd", 4: "bhsd"}  # of keys of indexers, and of keys
 
 
 def move_keys(
@@ -70,7 +72,7 @@ def move_keys(
     found = read_layers(cache, plans)
     old = _read_positions("old_positions", old_positions, found)
     new = _read_positions("new_positions", new_positions, found)
-    source = _AngleSource(old, new, _read_targets(plans, to))
+    source = AngleSource(old, new, _read_targets(plans, to))
     chosen = {*range(len(plans))} if layers is None else {*layers}
     if not chosen <= {*range(len(plans))}:
         raise RopeError(f"layers must be >= 0 and below {len(plans)}; got {sorted(chosen)}")
@@ -80,7 +82,7 @@ def move_keys(
     moves = [(*pair, angles) for pair in arrays if (angles := source.find(*pair)) is not None]
     for layer, stored, angles in moves:
         x = layer.read(stored)
-        rotated = _rotate(x, angles)
+        rotated = rotate(x, angles)
         if rotated is not x or stored.is_quantized:
             layer.write(stored, rotated)
 
@@ -142,7 +144,7 @@ def drop(
     found = read_layers(cache, plans, is_resized=True)
     old = _read_positions("positions", positions, found)
     kept, new = _close_gaps(old, spans)
-    source, moves = _AngleSource(old, new, _read_targets(plans)), []
+    source, moves = AngleSource(old, new, _read_targets(plans)), []
     for layer in found:
         if layer.window is not None and (kept >= layer.start).sum() < min(len(kept), layer.window):
             raise RopeError(
@@ -158,7 +160,7 @@ def drop(
     for layer, stored, tokens, angles in moves:
         x = layer.read(stored)
         x = x.index_select(TOKENS, torch.from_numpy(tokens - stored.start).to(x.device))
-        layer.write(stored, x if angles is None else _rotate(x, angles))
+        layer.write(stored, x if angles is None else rotate(x, angles))
     for layer in found:
         layer.set_seen(len(kept))
 
@@ -196,11 +198,11 @@ def join(prefix_cache: Any, chunk_cache: Any, model: Any, *, offset: int | None 
         raise RopeError("prefix_cache and chunk_cache must hold tokens in the same layers")
     length, old = prefix[0].seen, np.arange(chunk[0].seen)
     new = old + (length if offset is None else numbers.check_int("offset", offset))
-    source, moves = _AngleSource(old, new, _read_targets(plans)), []
+    source, moves = AngleSource(old, new, _read_targets(plans)), []
     for own, other in zip(prefix, chunk, strict=True):
         _check_fit(own, other)
         for rope in (stored.rope for stored in own.arrays if stored.rope is not None):
-            if rope.for_length(_count_context(new)) != rope.for_length(length):
+            if rope.for_length(count_context(new)) != rope.for_length(length):
                 raise RopeError(
                     f"layer {own.index} has other frequencies for {new[-1] + 1} tokens than for "
                     f"the {length} of prefix_cache; prefill them together"
@@ -210,7 +212,7 @@ def join(prefix_cache: Any, chunk_cache: Any, model: Any, *, offset: int | None 
         rows: dict[str, list[torch.Tensor]] = {}
         for stored, angles in arrays:
             x = other.read(stored)
-            x = x if angles is None else angles.rotate(x, axes=_AXES[x.ndim])
+            x = x if angles is None else angles.rotate(x, axes=AXES[x.ndim])
             rows.setdefault(stored.role, []).append(x)
         own.append({role: torch.cat(x, TOKENS) for role, x in rows.items()}, other.seen)
 
@@ -293,61 +295,3 @@ def _close_gaps(
         raise RopeError("spans must leave at least one token; cache.reset() removes all")
     new[..., ~is_kept] = 0
     return np.flatnonzero(is_kept), new
-
-
-def _count_context(positions: Positions) -> int:
-    """Return the length of a context with these positions."""
-    return max(1, int(positions.max()) + 1)
-
-
-class _AngleSource:
-    """The angles from old to new positions, computed once for layers with the same rope."""
-
-    def __init__(self, old: Positions, new: Positions, targets: Sequence[RoPE | None]) -> None:
-        self.positions, self.targets = (old, new), targets
-        self.lengths = _count_context(old), _count_context(new)
-        self.known: dict[Any, Angles | None] = {}
-
-    def find(self, layer: CacheLayer, stored: Stored, tokens: Any = None) -> Angles | None:
-        """Return the angles of the tokens of an array, None if its rotation stays the same."""
-        rope, target = stored.rope, self.targets[layer.index]
-        if rope is None or target is None:
-            return None
-        to = replace(rope, base=target.base, scaling=target.scaling).for_length(self.lengths[1])
-        rope, x = rope.for_length(self.lengths[0]), layer.read(stored)
-        key = rope, to, stored.start, stored.stop, x.shape[-1], x.dtype == torch.float64, x.device
-        if key not in self.known:
-            tokens = slice(stored.start, stored.stop) if tokens is None else tokens
-            old, new = (p[..., tokens] for p in self.positions)
-            is_same = rope == to and np.array_equal(old, new)
-            self.known[key] = None if is_same else _build_angles(rope, to, old, new, x)
-        return self.known[key]
-
-
-def _build_angles(rope: RoPE, to: RoPE, old: Positions, new: Positions, x: torch.Tensor) -> Angles:
-    """Return the angles of the one rotation from old to new positions, as of ``RoPE.rerotate``.
-
-    They are computed in float64 and rounded once: all layers and many moves share their error.
-    """
-    if rope.position_axes is not None:  # text has the same position in all components
-        lead, rows = (max(rope.position_axes) + 1,), map(np.atleast_2d, (old, new))
-        old, new = (np.broadcast_to(p, (*lead, *p.shape)) if p.ndim < 3 else p for p in rows)
-    factor, width = rope.attention_factor, x.shape[-1]
-    if rope == to:
-        cos, sin = rope.cos_sin(new - old, width, dtype=np.float64)
-    else:
-        old_cos, old_sin = rope.cos_sin(old, width, dtype=np.float64)
-        new_cos, new_sin = to.cos_sin(new, width, dtype=np.float64)
-        cos, sin = new_cos * old_cos + new_sin * old_sin, new_sin * old_cos - new_cos * old_sin
-        factor *= factor
-    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-    cos, sin = (torch.from_numpy(t / factor).to(dtype).to(x.device) for t in (cos, sin))
-    # Keys lie in the layout that their rotation wrote.
-    layout: Layout = "interleaved" if rope.layout == "interleaved" else "half"
-    return replace(rope, layout=layout).with_tables(cos, sin)
-
-
-def _rotate(x: torch.Tensor, angles: Angles) -> torch.Tensor:
-    """Return rotated rows, in the memory of x where it can be written to."""
-    is_bound = x.requires_grad or x.is_inference() or 0 in x.stride()
-    return angles.rotate(x, axes=_AXES[x.ndim], out=None if is_bound else x)
