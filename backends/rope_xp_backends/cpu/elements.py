@@ -1,5 +1,6 @@
 """Pairs of a row in memory: loads, stores, and conversions to and from the dtype of arithmetic."""
 
+from collections.abc import Callable
 from functools import reduce
 from math import nan
 from typing import Any
@@ -37,8 +38,9 @@ def compute_type(key: KernelKey) -> ir.Type:
 
 
 # float convert(T v);                                        T is float16, bfloat16, float or double
-def convert(b: Any, v: Any, dtype: str, key: KernelKey, lanes: int) -> Any:
+def convert(b: Any, v: Any, dtype: str, key: KernelKey) -> Any:
     """Return a vector of a dtype in the dtype of arithmetic."""
+    lanes = v.type.count
     computed = ir.VectorType(compute_type(key), lanes)
     if dtype == "bfloat16":
         bits = b.shl(b.zext(v, ir.VectorType(I32, lanes)), fill(I32, 16, lanes))
@@ -80,14 +82,46 @@ def locate_pairs(
 
 # x1 = interleaved_in ? x[2*i] : x[i], x2 = interleaved_in ? x[2*i + 1] : x[i + pairs];
 def load_pairs(row: Int, first: int, dtype: str, key: KernelKey, lanes: int) -> tuple[Any, Any]:
-    """Return the first and the second components of pairs in the dtype of arithmetic."""
+    """Return the first and the second components of pairs, of their dtype."""
     b, size = row.builder, FLOATS[dtype]
     addresses = locate_pairs(row, first, key, size, key.interleaved_in, lanes)
     x1, x2 = (a.load(ir.VectorType(ELEMENTS[dtype], lanes), size) for a in addresses)
-    if key.interleaved_in:
-        even, odd = list(range(0, 2 * lanes, 2)), list(range(1, 2 * lanes, 2))
-        x1, x2 = shuffle(b, x1, x2, even), shuffle(b, x1, x2, odd)
-    return convert(b, x1, dtype, key, lanes), convert(b, x2, dtype, key, lanes)
+    return deal(b, x1, x2) if key.interleaved_in else (x1, x2)
+
+
+# even = (v, w)[0::2], odd = (v, w)[1::2];
+def deal(b: Any, v: Any, w: Any) -> tuple[Any, Any]:
+    """Return the lanes of two vectors with even numbers, and those with odd ones."""
+    lanes = 2 * v.type.count
+    even, odd = (shuffle(b, v, w, list(range(start, lanes, 2))) for start in (0, 1))
+    return even, odd
+
+
+# (v, w) = (even[0], odd[0], even[1], odd[1], ...);
+def merge(b: Any, even: Any, odd: Any) -> tuple[Any, Any]:
+    """Return two vectors from their lanes with even and with odd numbers."""
+    lanes = even.type.count
+    order = [i // 2 + (i % 2) * lanes for i in range(2 * lanes)]
+    return shuffle(b, even, odd, order[:lanes]), shuffle(b, even, odd, order[lanes:])
+
+
+def deals(key: KernelKey) -> bool:
+    """Return whether each two vectors of a kernel become one of even and one of odd lanes.
+
+    Of two neighbours of 16 bits a mask widens one, and a shift the other: no number moves to
+    another lane. Where an instruction rounds to bfloat16, its results would have to move back.
+    """
+    natural = key.interleaved_in or key.interleaved_out or key.rounds_bfloat16
+    return key.dtype == "bfloat16" and not natural
+
+
+def exchange(b: Any, steps: list[Any], swap: Callable[..., Any], key: KernelKey) -> list[Any]:
+    """Return steps of pairs where ``swap``, deal or merge, exchanged the lanes of each two."""
+    wide = sum(v.type.count == WIDE_STEP for v, _ in steps) // 2 * 2 if deals(key) else 0
+    exchanged: list[Any] = []
+    for two in zip(steps[:wide:2], steps[1:wide:2], strict=True):
+        exchanged += zip(*(swap(b, *same) for same in zip(*two, strict=True)), strict=True)
+    return exchanged + steps[wide:]
 
 
 # sin = inverse ? -sin : sin;
@@ -100,7 +134,7 @@ def load_angles(cos: Int, sin: Int, inverse: Any, key: KernelKey) -> list[tuple[
             canonicalize_nan(b, (row + n * key.width).load(kind, key.width)) for row in (cos, sin)
         )
         vectors.append((c, b.select(inverse, b.fneg(s), s)))
-    return vectors
+    return exchange(b, vectors, deal, key)
 
 
 # y1 = (x1 * cos - x2 * sin) * factor, y2 = (x2 * cos + x1 * sin) * factor;
@@ -116,7 +150,7 @@ def rotate(
             y1, y2 = (b.fmul(y, broadcast(b, factor, y.type.count)) for y in (y1, y2))
         rotated += y1, y2
     rounded = narrow_row(b, rotated, key)
-    return list(zip(rounded[::2], rounded[1::2], strict=True))
+    return exchange(b, list(zip(rounded[::2], rounded[1::2], strict=True)), merge, key)
 
 
 # for (v in row) w = vcvtneps2bf16(v); or narrow(v) if any number of the row is subnormal
@@ -157,9 +191,7 @@ def store_pairs(
     ``stream`` writes past the caches, to multiples of 16.
     """
     b = y.builder
-    order = [i // 2 + (i % 2) * lanes for i in range(2 * lanes)]
-    orders = order[:lanes], order[lanes:]
-    stores = [shuffle(b, *halves, o) for o in orders] if key.interleaved_out else halves
+    stores = merge(b, *halves) if key.interleaved_out else halves
     targets = locate_pairs(y, first, key, key.size, key.interleaved_out, lanes)
     for target, half in zip(targets, stores, strict=True):
         stored = target.store(half, STREAM_ALIGNMENT if stream else key.size)

@@ -11,7 +11,16 @@ from llvmlite import ir
 from rope_xp._core.dtypes import FLOATS
 from rope_xp._rotation.norm import LANES
 
-from .elements import ELEMENTS, canonicalize_nan, compute_type, convert, load_pairs, narrow
+from .elements import (
+    ELEMENTS,
+    canonicalize_nan,
+    compute_type,
+    convert,
+    deal,
+    exchange,
+    load_pairs,
+    narrow,
+)
 from .language import DOUBLE, FLOAT, I32, I64, Int, broadcast, fill, shuffle, unroll
 from .plan import KernelKey, NormKey
 
@@ -37,9 +46,10 @@ def load_row(row: Int, dtype: str, key: KernelKey, norm: NormKey) -> Row:
     def load(start: int, count: int) -> Iterator[Any]:
         for n, lanes in unroll(count):
             v = (row + (start + n) * size).load(ir.VectorType(ELEMENTS[dtype], lanes), size)
-            yield convert(b, v, dtype, key, lanes)
+            yield convert(b, v, dtype, key)
 
-    pairs = [load_pairs(row, n, dtype, key, lanes) for n, lanes in unroll(key.pairs)]
+    loaded = [load_pairs(row, n, dtype, key, lanes) for n, lanes in unroll(key.pairs)]
+    pairs = [(convert(b, x1, dtype, key), convert(b, x2, dtype, key)) for x1, x2 in loaded]
     after = load(2 * key.pairs, norm.after)
     return Row(pairs, list(load(-norm.before, norm.before)), list(after))
 
@@ -57,7 +67,8 @@ def load_weights(weight: Int, offset: Int, key: KernelKey, norm: NormKey) -> Row
     addend = b.bitcast(offset.value, DOUBLE)
     addend = addend if key.double else b.fptrunc(addend, FLOAT)
     pairs, before, after = load_row(first, norm.weight, key, norm)
-    return Row([(*add_offset(halves),) for halves in pairs], add_offset(before), add_offset(after))
+    pairs = exchange(b, [(*add_offset(halves),) for halves in pairs], deal, key)
+    return Row(pairs, add_offset(before), add_offset(after))
 
 
 def allocate_factors(b: Any, key: KernelKey) -> Int:

@@ -13,6 +13,10 @@ from . import norm
 from .elements import (
     STREAM_ALIGNMENT,
     compute_type,
+    convert,
+    deal,
+    deals,
+    exchange,
     load_angles,
     load_pairs,
     rotate,
@@ -135,16 +139,19 @@ def _rotate_row(
     Stores follow their loads, and memory keeps up. Where pairs move, and a row may be its own
     result, all of it is loaded first.
     """
-    b, steps = x.builder, list(enumerate(unroll(key.pairs)))
+    b, steps = x.builder, list(unroll(key.pairs))
     moves = key.interleaved_in != key.interleaved_out
-    for group in [steps] if moves else [[step] for step in steps]:
-        halves = [load_pairs(x, n, key.dtype, key, lanes) for _, (n, lanes) in group]
-        first, last = group[0][0], group[-1][0] + 1
+    many = len(steps) if moves else 1 + deals(key)
+    for first in range(0, len(steps), many):
+        group = steps[first : first + many]
+        loaded = [load_pairs(x, n, key.dtype, key, lanes) for n, lanes in group]
+        loaded = exchange(b, loaded, deal, key)
+        halves = [[convert(b, v, key.dtype, key) for v in pair] for pair in loaded]
         if weights is not None:
-            pairs = zip(halves, weights.pairs[first:last], strict=True)
-            halves = [(b.fmul(x1, w1), b.fmul(x2, w2)) for (x1, x2), (w1, w2) in pairs]
-        rotated = rotate(b, halves, angles[first:last], factor, key)
-        for (_, (n, lanes)), rounded in zip(group, rotated, strict=True):
+            pairs = zip(halves, weights.pairs[first : first + many], strict=True)
+            halves = [[b.fmul(x1, w1), b.fmul(x2, w2)] for (x1, x2), (w1, w2) in pairs]
+        rotated = rotate(b, halves, angles[first : first + many], factor, key)
+        for (n, lanes), rounded in zip(group, rotated, strict=True):
             store_pairs(rounded, y, n, key, lanes, stream=stream and lanes == WIDE_STEP)
 
 
