@@ -13,6 +13,7 @@ from support.targets import TARGETS, numpy_dtype, rows, truth
 
 import rope_xp
 from rope_xp import RoPE, RopeError
+from rope_xp._arguments import few_slots
 from rope_xp._arguments import slots as slots_module
 from rope_xp._dispatch import find
 
@@ -163,6 +164,7 @@ def test_consecutive_slots_are_written_by_kernels(library, strides, chosen, rng,
         return plain(*args, out=out, **options)
 
     monkeypatch.setattr(RoPE, "apply", record)
+    monkeypatch.setattr(few_slots, "FEW", 0)
     options = {"axes": "bhsd", "out": (q, cache), "slots": slots}
     got = run_twice(lambda: ROPE.apply(q, k, [5, 6, 7], **options), monkeypatch)[1]
     assert (got[0] is q, got[1] is cache) == (True, True)
@@ -244,6 +246,7 @@ def test_kernels_write_to_scattered_slots(backend, names, kind, rng, monkeypatch
         scattered.append(scatter(*args))
         return scattered[-1]
 
+    monkeypatch.setattr(few_slots, "FEW", 0)
     monkeypatch.setattr(slots_module, "SCATTERED_MIN_ELEMENTS", 1)
     monkeypatch.setattr(slots_module, "_scatter", record)
     got = apply(x, y, out=(x, keys), slots=slots, cache_axes=names, **options)
