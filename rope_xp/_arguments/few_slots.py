@@ -5,7 +5,7 @@ which depends on shapes, strides, dtypes, devices and names of axes alone. Slots
 checked in each call, and only the slow path raises.
 """
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -94,3 +94,35 @@ def _number_slots(plan: SlotPlan, slots: Any) -> np.ndarray | None:
         host = host + plan.starts
         numbers = host.reshape(-1).tolist()
     return host.reshape(-1) if len({*numbers}) == len(numbers) else None
+
+
+def write_few(
+    q: Array,
+    k: Array,
+    out: tuple[Array | None, Array],
+    plan: SlotPlan,
+    slots: np.ndarray,
+    index: Array | None,
+    rotate: Callable[..., tuple[Array, Array]],
+) -> tuple[Array, Array]:
+    """Return q rotated, and the cache with k in checked slots, of which ``index`` is an array."""
+    backend, (q_out, cache) = plan.backend, out
+    xp = backend.xp
+    view = xp.permute_dims(cache, plan.cache_order)
+    view = view if plan.has_heads else xp.expand_dims(view, axis=-2)
+    view = xp.reshape(view, (-1, *plan.head)) if plan.is_flat else view
+    if slots.size == 1:
+        row = view[int(slots[0])] if plan.is_flat else view[divmod(int(slots[0]), view.shape[1])]
+        row = xp.reshape(row, tuple(k.shape))
+        return rotate(out=(xp.empty_like(q) if q_out is None else q_out, row))[0], cache
+    rotated, keys = rotate(out=None if q_out is None else (q_out, xp.empty_like(k)))
+    keys = xp.reshape(xp.permute_dims(keys, plan.order), (slots.size, *plan.head))
+    index = backend.asarray(slots, backend.device(cache)) if index is None else index
+    assign_slots(view, index, keys)
+    return rotated, cache
+
+
+def assign_slots(cache: Array, slots: Array, keys: Array) -> None:
+    """Write n keys to n slots of a cache (..., slots, heads, head_dim)."""
+    page = cache.shape[1]
+    cache[slots if len(cache.shape) == 3 else (slots // page, slots % page)] = keys

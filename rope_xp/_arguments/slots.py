@@ -10,7 +10,14 @@ import numpy as np
 
 from rope_xp._arguments import checks, parse
 from rope_xp._arguments.axes import parse_axes
-from rope_xp._arguments.few_slots import PLANS, SlotPlan, describe_caches, find_slots
+from rope_xp._arguments.few_slots import (
+    PLANS,
+    SlotPlan,
+    assign_slots,
+    describe_caches,
+    find_slots,
+    write_few,
+)
 from rope_xp._arguments.out import check_out
 from rope_xp._core.call import Call, leaves
 from rope_xp._core.dtypes import INTEGERS
@@ -66,7 +73,7 @@ def rotate_into_slots(
     described = None if slots is None else describe_caches(q, k, axes, cache_axes, out)
     found = None if described is None else find_slots(described, q, k, slots, out)
     if found is not None:
-        return _write_few(q, k, out, *found, rotate)
+        return write_few(q, k, out, *found, rotate)
     backend, where, *_ = parse.check_pair(q, k, axes, has_k_positions=True)
     _check_takes_slots(backend)
     if slots is None:
@@ -116,32 +123,6 @@ def rotate_into_slots(
     if backend.out_refusal is None:
         backend.write(cache, new)
     return q_out, new if backend.out_refusal else cache
-
-
-def _write_few(
-    q: Array,
-    k: Array,
-    out: tuple[Array | None, Array],
-    plan: SlotPlan,
-    slots: np.ndarray,
-    index: Array | None,
-    rotate: Callable[..., tuple[Array, Array]],
-) -> tuple[Array, Array]:
-    """Return q rotated, and the cache with k in checked slots, of which ``index`` is an array."""
-    backend, (q_out, cache) = plan.backend, out
-    xp = backend.xp
-    view = xp.permute_dims(cache, plan.cache_order)
-    view = view if plan.has_heads else xp.expand_dims(view, axis=-2)
-    view = xp.reshape(view, (-1, *plan.head)) if plan.is_flat else view
-    if slots.size == 1:
-        row = view[int(slots[0])] if plan.is_flat else view[divmod(int(slots[0]), view.shape[1])]
-        row = xp.reshape(row, tuple(k.shape))
-        return rotate(out=(xp.empty_like(q) if q_out is None else q_out, row))[0], cache
-    rotated, keys = rotate(out=None if q_out is None else (q_out, xp.empty_like(k)))
-    keys = xp.reshape(xp.permute_dims(keys, plan.order), (slots.size, *plan.head))
-    index = backend.asarray(slots, backend.device(cache)) if index is None else index
-    _assign(view, index, keys)
-    return rotated, cache
 
 
 def _check_takes_slots(backend: Backend) -> None:
@@ -227,13 +208,8 @@ def _write_keys(backend: Backend, cache: Array, slots: Array, on_host: bool, key
         return backend.replace_slots(flat, 0, slots, keys)
     if not on_host and keys.shape[0]:
         slots, keys = _fill_padding(backend, cache, slots, keys)
-    _assign(cache, slots, keys)
+    assign_slots(cache, slots, keys)
     return cache
-
-
-def _assign(cache: Array, slots: Array, keys: Array) -> None:
-    page = cache.shape[1]
-    cache[slots if len(cache.shape) == 3 else (slots // page, slots % page)] = keys
 
 
 def _fill_padding(backend: Backend, cache: Array, slots: Array, keys: Array) -> tuple[Array, Array]:
