@@ -130,9 +130,9 @@ def load_angles(cos: Int, sin: Int, inverse: Any, key: KernelKey) -> list[tuple[
     b, vectors = cos.builder, []
     for n, lanes in unroll(key.pairs):
         kind = ir.VectorType(compute_type(key), lanes)
-        c, s = (
-            canonicalize_nan(b, (row + n * key.width).load(kind, key.width)) for row in (cos, sin)
-        )
+        c, s = ((row + n * key.width).load(kind, key.width) for row in (cos, sin))
+        if key.dtype == "bfloat16":  # see narrow
+            c, s = canonicalize_nan(b, c), canonicalize_nan(b, s)
         vectors.append((c, b.select(inverse, b.fneg(s), s)))
     return exchange(b, vectors, deal, key)
 
