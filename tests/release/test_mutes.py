@@ -28,8 +28,9 @@ def find_unexplained(file: Path) -> list[str]:
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_every_mute_says_why(folder):
     files = [f for f in (ROOT / folder).rglob("*.py") if "_build" not in f.parts]
-    assert files
-    assert [line for file in files for line in find_unexplained(file)] == []
+    muted = [f for f in files if MUTE.search(f.read_text("utf-8"))]  # tokens take their time
+    assert muted
+    assert [line for file in muted for line in find_unexplained(file)] == []
 
 
 @pytest.mark.parametrize(

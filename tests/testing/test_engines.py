@@ -148,6 +148,11 @@ def in_float32(q: Any, k: Any, p: Any, r: int, interleave: bool, scale: float, b
     return tuple(turn(x, angles.cos(), angles.sin(), not interleave) for x in (q, k))
 
 
+def normed(change: Callable[..., Any]) -> Callable[..., Any]:
+    """Return vLLM's kernel with another norm: change(x, weight, eps, rotate)."""
+    return make(rms=change)["vllm_norm"]
+
+
 def after(x: Any, weight: Any, eps: float, rotate: Any) -> Any:
     return norm(rotate(x), weight, eps, lambda y: y)
 
@@ -178,18 +183,17 @@ FAULTS = {
     "float32 product at a million": Case(
         "flashinfer", in_float32, HALF, "as with angles that are products in float32",
         positions=(0, 1, 5, 1_000_003), atol=1e-3),
-    "norm after the rotation": NORMED(make(rms=after)["vllm_norm"], HALF,
-                                      "q is normalised after the rotation"),
+    "norm after the rotation": NORMED(normed(after), HALF, "q is normalised after the rotation"),
     "offset of the norm missing": Case(
-        "vllm", make(rms=lambda x, w, eps, rotate: norm(x, w - 1.0, eps, rotate))["vllm_norm"], HALF,
+        "vllm", normed(lambda x, w, eps, rotate: norm(x, w - 1.0, eps, rotate)), HALF,
         "the offset 1 of the weights of the norm of q is missing", {"norm": GEMMA}),
     "eps of the norm": NORMED(
-        make(rms=lambda x, w, eps, rotate: norm(x, w, 1e-5, rotate))["vllm_norm"], HALF,
+        normed(lambda x, w, eps, rotate: norm(x, w, 1e-5, rotate)), HALF,
         "eps of the norm of q is 1e-05, and not 1e-06"),
     "mean subtracted": NORMED(
-        make(rms=lambda x, w, eps, rotate: norm(x - x.mean(-1, keepdim=True), w, eps, rotate))[
-            "vllm_norm"], HALF, "the mean of q is subtracted, as in LayerNorm"),
-    "not normalised": NORMED(make(rms=lambda x, w, eps, rotate: rotate(x))["vllm_norm"], HALF,
+        normed(lambda x, w, eps, rotate: norm(x - x.mean(-1, keepdim=True), w, eps, rotate)), HALF,
+        "the mean of q is subtracted, as in LayerNorm"),
+    "not normalised": NORMED(normed(lambda x, w, eps, rotate: rotate(x)), HALF,
                              "q is not normalised"),
     "slots off by one": Case("sglang", slots_after, HALF, "slots are off by +1", {"slots": True}),
     "k in the cache before its rotation": Case("sglang", k_before, HALF, "k is not turned",
