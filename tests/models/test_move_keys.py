@@ -25,10 +25,8 @@ from rope_xp.integrations.transformers import drop, join, move_keys, patch, resc
 from rope_xp.scaling import YaRN
 
 TOKENS = torch.randint(7, 60, (2, 20), generator=torch.Generator().manual_seed(3))
-# Partial, two bases and windows, latent, an indexer, layers without positions, linear attention,
-# complex numbers, LongRoPE.
-SHORT = ["llama", "glm", "gemma3_text", "deepseek_v3", "deepseek_v32", "cohere2"]
-SHORT += ["olmo_hybrid", "llama4_text", "phi3"]
+# Partial, two bases and windows, latent and indexers, linear attention, complex numbers, LongRoPE.
+SHORT = ["llama", "glm", "gemma3_text", "deepseek_v32", "olmo_hybrid", "llama4_text", "phi3"]
 _WEIGHTS = "multiplies keys by the weights of a norm after their rotation"
 REFUSED = {
     "deepseek_v4": r"layer 0 of cache \(DeepseekV4HCACache\): rope_xp does not know how",

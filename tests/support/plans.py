@@ -67,14 +67,6 @@ MENDED: dict[str, dict[str, Any]] = {
     "glm4v_text": {"head_dim": 64, "hidden_size": 2048},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 16},
     "nemotron": {"num_key_value_heads": 8},
-    "qwen4_exp_text": {
-        "indexer_budget": 8,
-        "indexer_compress_ratio": 2,
-        "indexer_n_heads": 2,
-        "indexer_kv_heads": 1,
-        "indexer_head_dim": 64,
-        "head_dim": 64,
-    },
     "step3p5": {"sliding_window": 512},
 }
 """Default configurations of which no model can be built, and what makes one."""
@@ -135,7 +127,7 @@ def build_model(kind: Any, **more: Any) -> Any:
 
 
 def shorten(config: Any) -> None:
-    for key in ("num_hidden_layers", "num_layers", "decoder_layers"):
+    for key in ("num_hidden_layers", "num_layers", "depth", "encoder_layers", "decoder_layers"):
         if isinstance(length := getattr(config, key, None), int):
             setattr(config, key, min(length, LAYERS))
     for key in ("layer_types", "mlp_layer_types", "no_rope_layers", "layers_block_type"):
