@@ -157,15 +157,6 @@ def patch_all(directory):
 SOME = "ernie4_5_vl_moe falcon gemma4 glm4v gpt_oss llama4 moshi neucodec persimmon phi4_multimodal"
 SOME += " pixtral qwen3_omni_moe sam3 zamba2"
 NONE = "bamba clvp dinov3_vit edgetam_video esm mistral_large4 nanochat seamless_m4t"
-    "bamba",
-    "clvp",
-    "dinov3_vit",
-    "edgetam_video",
-    "esm",
-    "mistral_large4",
-    "nanochat",
-    "seamless_m4t",
-]
 LATER = map(exhaustive, f"{SOME} {NONE}".split())
 
 
