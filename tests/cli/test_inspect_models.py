@@ -9,7 +9,6 @@ import pytest
 from support import inspected
 from support.inspected import CONFIGS, GOLDEN, LLAMA, REAL, paste
 
-import rope_xp
 from rope_xp import RopeError, from_hf_config
 from rope_xp import __main__ as cli
 from rope_xp._cli import inspect_config, reading
@@ -58,13 +57,6 @@ def test_pasted_rope_is_that_of_the_configuration(report, name):
     expected = from_hf_config(CONFIGS[name])
     ropes = expected if isinstance(expected, dict) else {"rope": expected}
     assert paste(report(CONFIGS[name])) == ropes
-
-
-def test_scaling_of_another_package_is_not_pasted():
-    class Mine(rope_xp.scaling.Linear):
-        pass
-
-    assert inspect_config.format_assignment("rope", rope_xp.RoPE(scaling=Mine(2.0))) is None
 
 
 @pytest.mark.parametrize("command", ["inspect", "check"])

@@ -382,10 +382,7 @@ def test_mrope_from_ids_refuses_what_does_not_fit(case):
 
 def test_packed_sequences_that_do_not_fit_are_refused():
     options = {"cu_seqlens": [0, 1, 3]}
-    for ids, message in (
-        ([[1], [2]], "ids of (tokens,) or (1, tokens)"),
-        ([1], "at least 3"),
-    ):
+    for ids, message in (([[1], [2]], "ids of (tokens,) or (1, tokens)"), ([1], "at least 3")):
         with pytest.raises(RopeError, match=re.escape(message)):
             positions.mrope_from_ids(ids, {}, QWEN, **options)
     with pytest.raises(RopeError, match="cu_seqlens needs images_per_sample"):

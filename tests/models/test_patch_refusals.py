@@ -234,8 +234,7 @@ def test_patch_takes_a_class_that_hands_tables_on_and_does_not_read_them():
 
 
 @pytest.mark.parametrize(
-    ("dtype", "compiled"),
-    [(torch.bfloat16, False), exhaustive(torch.bfloat16, True)],
+    ("dtype", "compiled"), [(torch.bfloat16, False), exhaustive(torch.bfloat16, True)]
 )
 def test_patched_model_calls_a_rotation_that_is_replaced_later_in_the_dtype_of_q(
     dtype, compiled, monkeypatch
