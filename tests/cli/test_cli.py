@@ -94,12 +94,19 @@ def test_demo_fails_where_numbers_are_wrong_or_a_library_breaks(
     assert re.search(f"PROBLEM: numpy:cpu .*{problem}", capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("arguments", [[], ["dance"], ["demo", "--tokens", "0"]])
-def test_command_that_is_no_command_prints_the_usage(arguments, capsys):
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *("", "dance", "demo --tokens 0", "inspect config.json --length 0"),
+        *("plot", "plot growth", "plot decay --base nan", "plot decay --distance 0"),
+    ],
+)
+def test_arguments_that_a_command_does_not_take_print_its_usage(arguments, capsys):
     with pytest.raises(SystemExit) as stop:
-        cli.main(arguments)
+        cli.main(arguments.split())
     assert stop.value.code == 2
-    assert "usage: python -m rope_xp" in capsys.readouterr().err
+    command = arguments.partition(" ")[0].replace("dance", "")
+    assert f"usage: python -m rope_xp {command}" in capsys.readouterr().err
 
 
 def test_exact_rotation_of_benchmarks_is_that_of_the_oracle():

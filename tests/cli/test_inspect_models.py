@@ -59,14 +59,6 @@ def test_pasted_rope_is_that_of_the_configuration(report, name):
     assert paste(report(CONFIGS[name])) == ropes
 
 
-@pytest.mark.parametrize("command", ["inspect", "check"])
-def test_name_of_a_model_on_the_hub_is_an_error_that_says_how_to_download(command, capsys):
-    assert cli.main([command, "meta-llama/Llama-3.1-8B"]) == 1
-    error = capsys.readouterr().err
-    assert "rope_xp downloads nothing" in error
-    assert "hf download meta-llama/Llama-3.1-8B config.json --local-dir Llama-3.1-8B" in error
-
-
 # --- transformers --------------------------------------------------------------------------------
 
 UNREAD = {

@@ -76,17 +76,6 @@ def test_errors_of_plot_are_one_line(tmp_path, monkeypatch, capsys, kind, argume
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    "arguments", [[], ["growth"], ["decay", "--base", "nan"], ["decay", "--distance", "0"]]
-)
-def test_arguments_that_plot_does_not_take_print_the_usage(arguments, capsys):
-    with pytest.raises(SystemExit) as stop:
-        main(*arguments)
-    assert stop.value.code == 2
-    usage = "usage: python -m rope_xp plot [-h] {decay,wavelengths,score,accuracy} [--base B"
-    assert usage in " ".join(capsys.readouterr().err.split())
-
-
 # --- what is drawn -------------------------------------------------------------------------------
 
 

@@ -102,15 +102,13 @@ def test_patched_norms_keep_outputs_or_are_refused(small, monkeypatch):
     assert torch.equal(output(unpatch(model), arguments), before)
 
 
-@pytest.mark.filterwarnings("ignore:.FluxPosEmbed. is deprecated")  # by Chroma's own import
 @pytest.mark.parametrize(
-    ("name", "axes", "norm"),
-    [("Flux2", (2, 2, 2, 2), True), ("Chroma", (2, 2, 4), True), ("Bria", (0, 4, 4), False)],
+    ("name", "axes", "norm"), [("Flux2", (2, 2, 2, 2), True), ("Bria", (0, 4, 4), False)]
 )
 def test_models_built_like_flux_keep_the_output(name, axes, norm):
     torch.manual_seed(0)
-    more = {"Chroma": dict.fromkeys(CHROMA, 16), "Bria": {"pooled_projection_dim": None}}
-    fields = {**HEADS, **more.get(name, {}), "num_single_layers": 1, "joint_attention_dim": 8}
+    more = {"pooled_projection_dim": None} if name == "Bria" else {}
+    fields = {**HEADS, **more, "num_single_layers": 1, "joint_attention_dim": 8}
     model = getattr(diffusers, f"{name}Transformer2DModel")(**fields, axes_dims_rope=axes).eval()
     keys = ("hidden_states", "encoder_hidden_states", "timestep", "img_ids", "txt_ids")
     arguments = {key: SMALL[0].arguments[key] for key in keys}
@@ -284,7 +282,6 @@ def test_patched_model_takes_positions_beyond_its_own_tables():
 
 
 HEADS = {"num_attention_heads": 2, "attention_head_dim": 8, "num_layers": 1, "in_channels": 4}
-CHROMA = ("approximator_num_channels", "approximator_hidden_dim", "approximator_layers")
 WIDTHS = {**HEADS, "pooled_projection_dim": 8}
 MOCHI = {**WIDTHS, "text_embed_dim": 8, "time_embed_dim": 8, "max_sequence_length": 8}
 SD3 = {**WIDTHS, "joint_attention_dim": 8, "caption_projection_dim": 16, "sample_size": 8}
