@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 from support import inspected
-from support.inspected import CONFIGS, UNCLEAR
+from support.inspected import CONFIGS, UNCLEAR, paste
 
 from rope_xp import RoPE, scaling
 from rope_xp import __main__ as cli
@@ -19,48 +19,24 @@ def waves(base, r):
     return 2 * np.pi * base ** (2 * np.arange(r // 2) / r)
 
 
-PHI3 = CONFIGS["phi_3_mini_128k"]["rope_scaling"]
-SHORT, LONG = (waves(1e4, 96) * PHI3[key] for key in ("short_factor", "long_factor"))
-STANDING = np.where(np.arange(256) < 64, waves(1e6, 512), np.inf)
-NUMBERS = {
-    "phi_3_mini_128k": [{4096: SHORT, 131072: LONG}],
-    "phi_3_mini_128k at 4097": [{4097: LONG}],
-    # At its trained length and beyond.
-    "dynamic": [{2048: waves(1e4, 64), 4096: waves(1e4 * 5 ** (64 / 62), 64)}],
-    "gemma4": [{None: STANDING}, {None: waves(1e4, 256)}],
-    "beam": [{}, {None: waves(1e4, 64)}],  # full attention has no positions
-}
-"""Tokens of a turn for each type of layer, and for each length at which they are shown."""
-
-
-def assert_wavelengths(one, expected, layers):
-    # float64 powers and quotients in another order: a few roundings.
-    slowest = expected.max() if np.isfinite(expected).all() else None
-    assert one["fastest"] == pytest.approx(expected.min(), rel=1e-13)
-    assert one["slowest"] == (slowest and pytest.approx(slowest, rel=1e-13))
-    assert one["standing_pairs"] == np.isinf(expected).sum()
-    for name in ("original", "extended"):
-        context = layers[f"{name}_context"]
-        slower = None if context is None else (expected > context).sum()
-        assert one[f"below_one_turn_in_{name}"] == slower
-
-
-@pytest.mark.parametrize("name", NUMBERS)
-def test_reported_wavelengths_are_those_of_the_formula(report, name):
+@pytest.mark.parametrize("name", ["dynamic", "gemma4", "beam", "phi_3_mini_128k"])
+def test_reported_wavelengths_are_those_of_the_ropes(report, name):
     """Those that the reports of real models do not show to the last digit."""
-    expected = NUMBERS[name]
-    name, _, length = name.partition(" at ")
-    result = report(CONFIGS[name], *(["--length", length] if length else []))
-    for layers, series in zip(result["layers"], expected, strict=True):
-        assert layers["rotated"] == bool(series)
-        assert [one["length"] for one in layers["wavelengths"]] == list(series)
-        for one, wavelengths in zip(layers["wavelengths"], series.values(), strict=True):
-            assert layers["pairs"] == len(wavelengths)
-            assert_wavelengths(one, wavelengths, layers)
-    assert result["suspicious"] == []
-    lengths = [" and ".join(map(str, n)) for n in expected if n and None not in n]
-    shown = [note.partition("Shown here for ")[2] for note in result["notes"]]
-    assert shown == [f"{text} tokens" for text in lengths]
+    result = report(CONFIGS[name])
+    for layers, rope in zip(result["layers"], paste(result).values(), strict=True):
+        assert layers["rotated"] == bool(layers["wavelengths"])
+        for one in layers["wavelengths"]:
+            turns = rope.for_length(one["length"] or 1).wavelengths(layers["head_dim"])
+            slowest = turns.max() if np.isfinite(turns).all() else None
+            assert (one["fastest"], one["slowest"]) == (turns.min(), slowest)
+            assert one["standing_pairs"] == np.isinf(turns).sum()
+            for which in ("original", "extended"):
+                context = layers[f"{which}_context"]
+                slower = None if context is None else (turns > context).sum()
+                assert one[f"below_one_turn_in_{which}"] == slower
+    lengths = [one["length"] for layers in result["layers"] for one in layers["wavelengths"]]
+    shown = {"dynamic": [2048, 4096], "phi_3_mini_128k": [4096, 131072]}
+    assert lengths == shown.get(name, [None] * len(lengths))
 
 
 def test_reported_factors_are_those_of_the_formula(report):

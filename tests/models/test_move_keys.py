@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import doctest
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,7 +19,6 @@ from transformers import DynamicCache, StaticCache, cache_utils
 
 import rope_xp
 from rope_xp import RopeError
-from rope_xp.integrations import _caches
 from rope_xp.integrations.transformers import drop, join, move_keys, patch, rescale, unpatch
 from rope_xp.scaling import YaRN
 
@@ -313,8 +311,3 @@ def test_a_state_of_all_tokens_cannot_lose_any() -> None:
         join(cache, fill(model), model)
     with pytest.raises(TypeError, match="must be a cache of transformers 5.*got tuple"):
         move_keys((), model, None, None)
-
-
-def test_examples() -> None:
-    results = doctest.testmod(_caches)
-    assert (results.failed, results.attempted > 5) == (0, True)

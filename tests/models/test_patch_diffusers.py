@@ -36,10 +36,6 @@ def models(*names):
     return pytest.mark.parametrize("small", chosen, ids=str)
 
 
-# Where a test is about tables: cos and sin, complex numbers, and matrices.
-few = models("flux", "z_image", "hidream")
-
-
 def output(model, arguments):
     with torch.no_grad():
         return call_model(model, arguments)
@@ -65,7 +61,7 @@ class Forbidding(TorchDispatchMode):
 @models("flux", "wan", "z_image", "hidream", "cogvideox")
 def test_patched_model_has_its_outputs_without_float64(small, monkeypatch):
     model, arguments = small.make()
-    before = output(model, arguments)
+    before, own_gradients = output(model, arguments), gradients(model, arguments)
     if small.name == "flux":
         with pytest.raises(AssertionError, match="float64"), Forbidding():
             output(model, arguments)
@@ -73,6 +69,8 @@ def test_patched_model_has_its_outputs_without_float64(small, monkeypatch):
     assert is_ours(output, model, arguments)
     with Forbidding():
         assert (output(model, arguments) - before).abs().max() < OUTPUTS
+    for ours, theirs in zip(gradients(model, arguments), own_gradients, strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-3, atol=1e-5 * max(1.0, float(theirs.max())))
     with monkeypatch.context() as context:  # what it rotates is no small part of the outputs
         context.setattr(Angles, "rotate", lambda _, x, **__: x)
         assert (output(model, arguments) - before).abs().max() > 1e-3
@@ -134,14 +132,6 @@ def test_frequencies_cast_to_bfloat16_are_patched() -> None:
         assert (ours - theirs).abs().max() < 2e-6
 
 
-@few
-def test_patched_model_has_its_gradients(small):
-    model, arguments = small.make()
-    before = gradients(model, arguments)
-    for ours, theirs in zip(gradients(patch(model), arguments), before, strict=True):
-        assert torch.allclose(ours, theirs, rtol=1e-3, atol=1e-5 * max(1.0, float(theirs.max())))
-
-
 @pytest.mark.parametrize(("make", "name"), [(wan, "blocks"), exhaustive(z_image, "layers")])
 def test_patched_model_whose_block_is_compiled_has_its_outputs(make, name):
     model, arguments = make()
@@ -151,7 +141,7 @@ def test_patched_model_whose_block_is_compiled_has_its_outputs(make, name):
     assert (output(model, arguments) - before).abs().max() < OUTPUTS
 
 
-@few
+@models("flux", "z_image")
 def test_patched_model_in_bfloat16_is_as_near_to_the_truth_as_before(small):
     model, arguments = small.make()
     exact = output(model, arguments)
