@@ -113,8 +113,8 @@ def test_start_example_of_jax_has_the_loss_and_gradients_of_the_formula():
     for name, w in weights.items():
         gradient, direction = np.asarray(gradients[name]), rng.standard_normal(w.shape)
         up, down = (loss(weights | {name: w + step * direction}) for step in (1e-5, -1e-5))
-        close = pytest.approx((up - down) / 2e-5, rel=0, abs=1e-4 * np.linalg.norm(gradient))
-        assert (gradient * direction).sum() == close
+        slope, size = float((gradient * direction).sum()), float(np.linalg.norm(gradient))
+        assert slope == pytest.approx((up - down) / 2e-5, rel=0, abs=1e-4 * size)
 
 
 def test_start_example_of_numpy_is_gpt_neox():
