@@ -6,7 +6,7 @@ import sys
 from unittest.mock import Mock
 
 from rope_xp import __main__ as cli
-from rope_xp._bench import clock, inputs, targets
+from rope_xp._bench import clock, inputs
 from rope_xp._cli import bench
 
 FEW = ["bench", "--tokens", "16", "--repeat", "3", "--backend", "numpy"]
@@ -27,17 +27,6 @@ def test_bench_as_json_lists_spreads_of_each_target(capsys):
     for row in report["rows"]:
         for name in ("milliseconds", "times_copy", "times_usual", "token_microseconds"):
             assert 0 < row[name]["least"] <= row[name]["median"] <= row[name]["most"]
-
-
-def test_bench_lines_fit_80_columns(capsys):
-    wide = clock.Spread(1234.5, 1111.1, 2222.2)
-    rows = [
-        bench.BenchRow(target, dtype, "blockwise", wide, wide, wide, wide)
-        for target in targets.ALL_NAMES
-        for dtype in inputs.DTYPES
-    ]
-    bench._print_rows(131_040, (12, 12), rows)
-    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
 
 
 def test_bench_says_first_which_packages_are_missing(monkeypatch, capsys):

@@ -3,12 +3,10 @@
 import json
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
 from support.inspected import LLAMA, with_rule
-from support.programs import ROOT
 
 import rope_xp
 from rope_xp import __main__ as cli
@@ -169,19 +167,15 @@ def test_target_that_is_none_is_an_error(target, message, capsys):
 
 
 def test_options_for_another_kind_of_target_are_refused(tmp_path: Path, capsys) -> None:
-    status, out, error = run_check(
-        capsys, "rotates_by_hand:rotate", "--layout", "half", "--weights"
-    )
+    function, folder = "rotates_by_hand:rotate", write_config(tmp_path, LLAMA)
+    status, out, error = run_check(capsys, function, "--layout", "half", "--weights")
     assert (status, out) == (1, "")
-    assert "--weights, --layout: for a model; rotates_by_hand:rotate is a function" in error
-    folder = write_config(tmp_path, LLAMA)
+    assert f"--weights, --layout: for a model; {function} is a function" in error
     status, out, error = run_check(capsys, folder, "--axes", "bshd", "--head-dim", "128")
     assert (status, out) == (1, "")
     assert f"--head-dim, --axes: for a function; {folder} is a model" in error
-    status, _, error = run_check(
-        capsys, "rotates_by_hand:rotate", "--head-dim", "32", "--config", folder, "--layout", "half"
-    )
-    assert error == ""
+    layout = ["--head-dim", "32", "--config", folder, "--layout", "half"]
+    assert run_check(capsys, function, *layout)[2] == ""
 
 
 # --- models --------------------------------------------------------------------------------------
@@ -192,15 +186,12 @@ def write_config(folder, config):
     return str(folder)
 
 
-def test_configuration_that_is_right_passes(tmp_path, capsys):
-    folder = write_config(tmp_path, LLAMA)
-    status, out, _ = run_check(capsys, folder)
+def test_configuration_passes_if_right_and_is_a_warning_if_odd_and_an_error_if_wrong(
+    tmp_path, capsys
+):
+    status, out, _ = run_check(capsys, write_config(tmp_path, LLAMA))
     assert status == 0
-    assert f"{folder},readastransformersreadsthem" in "".join(out.split())  # folded
     assert "--weights checks them\nresult:      nothing is wrong" in out
-
-
-def test_configuration_that_is_odd_is_a_warning_and_a_wrong_one_an_error(tmp_path, capsys):
     folder = write_config(tmp_path, with_rule(LLAMA, original_max_position_embeddings=None))
     status, out, _ = run_check(capsys, folder)
     assert status == 0
@@ -211,9 +202,3 @@ def test_configuration_that_is_odd_is_a_warning_and_a_wrong_one_an_error(tmp_pat
     status, out, _ = run_check(capsys, write_config(tmp_path, with_rule(LLAMA, rope_type="warp")))
     assert status == 1
     assert "rope_type 'warp' is not known" in out
-
-
-def test_script_rope_xp_is_declared():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["scripts"] == {"rope-xp": "rope_xp.__main__:main"}
-    assert callable(cli.main)

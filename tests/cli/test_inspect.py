@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 from support import inspected
-from support.inspected import CONFIGS, UNCLEAR
+from support.inspected import CONFIGS, UNCLEAR, paste
 
 from rope_xp import RoPE, scaling
 from rope_xp import __main__ as cli
@@ -19,48 +19,24 @@ def waves(base, r):
     return 2 * np.pi * base ** (2 * np.arange(r // 2) / r)
 
 
-PHI3 = CONFIGS["phi_3_mini_128k"]["rope_scaling"]
-SHORT, LONG = (waves(1e4, 96) * PHI3[key] for key in ("short_factor", "long_factor"))
-STANDING = np.where(np.arange(256) < 64, waves(1e6, 512), np.inf)
-NUMBERS = {
-    "phi_3_mini_128k": [{4096: SHORT, 131072: LONG}],
-    "phi_3_mini_128k at 4097": [{4097: LONG}],
-    # At its trained length and beyond.
-    "dynamic": [{2048: waves(1e4, 64), 4096: waves(1e4 * 5 ** (64 / 62), 64)}],
-    "gemma4": [{None: STANDING}, {None: waves(1e4, 256)}],
-    "beam": [{}, {None: waves(1e4, 64)}],  # full attention has no positions
-}
-"""Tokens of a turn for each type of layer, and for each length at which they are shown."""
-
-
-def assert_wavelengths(one, expected, layers):
-    # float64 powers and quotients in another order: a few roundings.
-    slowest = expected.max() if np.isfinite(expected).all() else None
-    assert one["fastest"] == pytest.approx(expected.min(), rel=1e-13)
-    assert one["slowest"] == (slowest and pytest.approx(slowest, rel=1e-13))
-    assert one["standing_pairs"] == np.isinf(expected).sum()
-    for name in ("original", "extended"):
-        context = layers[f"{name}_context"]
-        slower = None if context is None else (expected > context).sum()
-        assert one[f"below_one_turn_in_{name}"] == slower
-
-
-@pytest.mark.parametrize("name", NUMBERS)
-def test_reported_wavelengths_are_those_of_the_formula(report, name):
+@pytest.mark.parametrize("name", ["dynamic", "gemma4", "beam", "phi_3_mini_128k"])
+def test_reported_wavelengths_are_those_of_the_ropes(report, name):
     """Those that the reports of real models do not show to the last digit."""
-    expected = NUMBERS[name]
-    name, _, length = name.partition(" at ")
-    result = report(CONFIGS[name], *(["--length", length] if length else []))
-    for layers, series in zip(result["layers"], expected, strict=True):
-        assert layers["rotated"] == bool(series)
-        assert [one["length"] for one in layers["wavelengths"]] == list(series)
-        for one, wavelengths in zip(layers["wavelengths"], series.values(), strict=True):
-            assert layers["pairs"] == len(wavelengths)
-            assert_wavelengths(one, wavelengths, layers)
-    assert result["suspicious"] == []
-    lengths = [" and ".join(map(str, n)) for n in expected if n and None not in n]
-    shown = [note.partition("Shown here for ")[2] for note in result["notes"]]
-    assert shown == [f"{text} tokens" for text in lengths]
+    result = report(CONFIGS[name])
+    for layers, rope in zip(result["layers"], paste(result).values(), strict=True):
+        assert layers["rotated"] == bool(layers["wavelengths"])
+        for one in layers["wavelengths"]:
+            turns = rope.for_length(one["length"] or 1).wavelengths(layers["head_dim"])
+            slowest = turns.max() if np.isfinite(turns).all() else None
+            assert (one["fastest"], one["slowest"]) == (turns.min(), slowest)
+            assert one["standing_pairs"] == np.isinf(turns).sum()
+            for which in ("original", "extended"):
+                context = layers[f"{which}_context"]
+                slower = None if context is None else (turns > context).sum()
+                assert one[f"below_one_turn_in_{which}"] == slower
+    lengths = [one["length"] for layers in result["layers"] for one in layers["wavelengths"]]
+    shown = {"dynamic": [2048, 4096], "phi_3_mini_128k": [4096, 131072]}
+    assert lengths == shown.get(name, [None] * len(lengths))
 
 
 def test_reported_factors_are_those_of_the_formula(report):
@@ -110,16 +86,16 @@ def test_keys_of_a_report_do_not_depend_on_the_model(report):
 # --- drawings ------------------------------------------------------------------------------------
 
 
-def draw(tmp_path, config, name):
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    picture = tmp_path / name
-    return cli.main(["inspect", str(tmp_path), "--plot", str(picture)]), picture
-
-
-def test_inspect_plot_writes_a_picture(tmp_path, capsys):
+def test_inspect_plot_writes_a_picture_or_says_which_sizes_are_missing(tmp_path, capsys):
     pytest.importorskip("matplotlib")
-    status, picture = draw(tmp_path, CONFIGS["phi_3_mini_128k"], "picture.svg")
-    assert status == 0
+    file, picture = tmp_path / "config.json", tmp_path / "picture.svg"
+    command = ["inspect", str(file), "--plot", str(picture)]
+    file.write_text(json.dumps(UNCLEAR))
+    assert (cli.main(command), picture.exists()) == (1, False)
+    printed = capsys.readouterr()
+    assert (printed.out, "does not state head_dim" in printed.err) == ("", True)
+    file.write_text(json.dumps(CONFIGS["deepseek_v3"]))
+    assert cli.main(command) == 0
     assert "tokens of a full turn" in picture.read_text("utf-8")
     assert "suspicious" in capsys.readouterr().out
 
@@ -138,11 +114,3 @@ def test_drawn_wavelengths_are_those_of_the_ropes():
     assert [line.get_ydata()[0] for line in (low, high)] == [100, 4000]
     texts = [text.get_text() for text in axes.texts]
     assert texts == ["original, 100 tokens", "extended, 4000 tokens"]
-
-
-def test_picture_of_a_configuration_without_sizes_is_an_error(tmp_path, capsys):
-    pytest.importorskip("matplotlib")
-    status, picture = draw(tmp_path, UNCLEAR, "picture.png")
-    printed = capsys.readouterr()
-    assert (status, picture.exists(), printed.out) == (1, False, "")
-    assert "does not state head_dim" in printed.err

@@ -9,7 +9,6 @@ import pytest
 from support import inspected
 from support.inspected import CONFIGS, GOLDEN, LLAMA, REAL, paste
 
-import rope_xp
 from rope_xp import RopeError, from_hf_config
 from rope_xp import __main__ as cli
 from rope_xp._cli import inspect_config, reading
@@ -58,21 +57,6 @@ def test_pasted_rope_is_that_of_the_configuration(report, name):
     expected = from_hf_config(CONFIGS[name])
     ropes = expected if isinstance(expected, dict) else {"rope": expected}
     assert paste(report(CONFIGS[name])) == ropes
-
-
-def test_scaling_of_another_package_is_not_pasted():
-    class Mine(rope_xp.scaling.Linear):
-        pass
-
-    assert inspect_config.format_assignment("rope", rope_xp.RoPE(scaling=Mine(2.0))) is None
-
-
-@pytest.mark.parametrize("command", ["inspect", "check"])
-def test_name_of_a_model_on_the_hub_is_an_error_that_says_how_to_download(command, capsys):
-    assert cli.main([command, "meta-llama/Llama-3.1-8B"]) == 1
-    error = capsys.readouterr().err
-    assert "rope_xp downloads nothing" in error
-    assert "hf download meta-llama/Llama-3.1-8B config.json --local-dir Llama-3.1-8B" in error
 
 
 # --- transformers --------------------------------------------------------------------------------

@@ -143,10 +143,3 @@ def test_errors_of_inspect_are_one_line(tmp_path, capsys, content, expected):
     assert printed.err.startswith("inspect: ")
     assert printed.err.count("\n") == 1
     assert expected in printed.err
-
-
-def test_length_that_is_no_number_of_tokens_is_an_error_of_usage(capsys):
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["inspect", "config.json", "--length", "0"])
-    assert stop.value.code == 2
-    assert "--length" in capsys.readouterr().err

@@ -34,11 +34,16 @@ def flash_attn(rope: RoPE, dtype: str) -> Rotation:
     return conventions.flash_attn(file.apply_rotary, rope, HEAD_DIM)
 
 
-def sglang_mrope(rope: RoPE, dtype: str) -> Rotation:
-    file = load_alone("sglang.kernels.ops.attention.rotary_triton")
+def _divide(rope: RoPE) -> tuple[int, list[int]]:
+    """Return the pairs that rotate, and how many of them are of each of three components."""
     check(rope, partial=True)
     n = (rope.rotary_dim or HEAD_DIM) // 2
-    sections = [n - 2 * (n // 3), n // 3, n // 3]
+    return n, [n - 2 * (n // 3), n // 3, n // 3]
+
+
+def sglang_mrope(rope: RoPE, dtype: str) -> Rotation:
+    file = load_alone("sglang.kernels.ops.attention.rotary_triton")
+    n, sections = _divide(rope)
 
     def kernel(positions: Any, q: Any, k: Any, head_size: int, table: Any, is_neox: bool) -> None:
         lanes = positions.expand(3, -1).contiguous()
@@ -55,9 +60,7 @@ def vllm_mrope(rope: RoPE, dtype: str) -> Rotation:
     _load_vllm()
     file = load_alone("vllm.model_executor.layers.rotary_embedding.mrope",
                       vllm__triton_utils={"triton": triton, "tl": triton.language})  # fmt: skip
-    check(rope, partial=True)
-    n = (rope.rotary_dim or HEAD_DIM) // 2
-    sections = [n - 2 * (n // 3), n // 3, n // 3]
+    n, sections = _divide(rope)
 
     def kernel(positions: Any, q: Any, k: Any, head_size: int, table: Any, is_neox: bool) -> None:
         cos, sin = table[positions].expand(3, -1, -1).chunk(2, -1)
@@ -118,29 +121,22 @@ def _load_vllm() -> dict[str, Any]:
 def vllm(rope: RoPE, dtype: str) -> Rotation:
     files = _load_vllm()
     check(rope, Linear, YaRN, Llama3, partial=True)
-    n, is_neox = rope.rotary_dim or HEAD_DIM, rope.layout == "half"
-    common = rope.base, is_neox
-    match rope.scaling:
-        case None:
-            kind, last, length = files["base"].RotaryEmbedding, (), LENGTH
-        case Linear(factor=factor):
-            kind, last, length = (
-                files["linear_scaling_rope"].LinearScalingRotaryEmbedding,
-                (factor,),
-                4096,
-            )
-        case YaRN(factor=factor):
-            kind, last, length = (
-                files["yarn_scaling_rope"].YaRNScalingRotaryEmbedding,
-                (factor,),
-                4096,
-            )
-        case _:
-            kind, last, length = files["llama3_rope"].Llama3RotaryEmbedding, (), LENGTH
-    dtypes = (getattr(torch, dtype),)
+    file, name, length = {
+        type(None): ("base", "RotaryEmbedding", LENGTH),
+        Linear: ("linear_scaling_rope", "LinearScalingRotaryEmbedding", 4096),
+        YaRN: ("yarn_scaling_rope", "YaRNScalingRotaryEmbedding", 4096),
+        Llama3: ("llama3_rope", "Llama3RotaryEmbedding", LENGTH),
+    }[type(rope.scaling)]
+    factor = (rope.scaling.factor,) if isinstance(rope.scaling, Linear | YaRN) else ()
     # Llama 3: its four numbers come after the dtype.
     end = (8.0, 1.0, 4.0, 8192) if isinstance(rope.scaling, Llama3) else ()
-    module = kind(HEAD_DIM, n, length, *common, *last, *dtypes, *end)
+    sizes = (HEAD_DIM, rope.rotary_dim or HEAD_DIM, length)
+    options = (rope.base, rope.layout == "half", *factor, getattr(torch, dtype), *end)
+    return _call_flat(getattr(files[file], name)(*sizes, *options))
+
+
+def _call_flat(module: Any) -> Rotation:
+    """Return the rotation of a module that takes (tokens, heads * head_dim)."""
 
     def kernel(q: Any, k: Any, p: Any) -> Any:
         flat = [x.swapaxes(1, 2).flatten(0, 1).flatten(1) for x in (q, k)]
@@ -173,13 +169,7 @@ def sglang(rope: RoPE, dtype: str) -> Rotation:
         module = kind(*options, 4096, *last, rope.scaling.factor, torch.float32)
     else:
         module = file.RotaryEmbedding(*options, LENGTH, *last, torch.float32)
-
-    def kernel(q: Any, k: Any, p: Any) -> Any:
-        flat = [x.swapaxes(1, 2).flatten(0, 1).flatten(1) for x in (q, k)]
-        results = module.forward_native(torch.as_tensor(p).flatten(), *flat)
-        return [y.reshape(len(q), q.shape[2], -1, HEAD_DIM).swapaxes(1, 2) for y in results]
-
-    return kernel
+    return _call_flat(module)
 
 
 _UNCAST = {"module in bfloat16": "the module was not cast"}

@@ -1,5 +1,6 @@
 """Render docs/scoreboard.md from results.json."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -63,52 +64,40 @@ def render(results: dict[str, Any]) -> str:
     packages = sorted({row["package"] for row in results.values()})
     dates = ", ".join(sorted({row["date"] for row in results.values()}))
     parts = [_INTRODUCTION.format(rows=len(results), packages=len(packages), dates=dates)]
-    head = ("package", "function", *COLUMNS)
-    parts += ["\n## Results\n\n", _row(head), _row(("---",) * len(head))]
-    for _, row in sorted(results.items()):
-        cells = [_show(column, row["cells"][column]) for column in COLUMNS]
-        parts.append(_row((row["package"], f"`{row['name']}`", *cells)))
+    rows = [(row, row["package"], f"`{row['name']}`") for _, row in sorted(results.items())]
+    shown = [(*who, *(_show(c, row["cells"][c]) for c in COLUMNS)) for row, *who in rows]
+    parts += _table("Results", ("package", "function", *COLUMNS), shown)
     parts += ["\n## Columns\n", _COLUMNS, "\n## Findings\n"]
     findings: dict[str, list[tuple[str, str]]] = {}
     for package, column in list_wrong(results):
         findings.setdefault(FINDINGS[package, column], []).append((package, column))
     for script, where in sorted(findings.items()):
         parts.append(_describe(script, where, results))
-    parts += ["\n## Versions\n\n", _row(("package", "version", "date", "function", "note"))]
-    parts.append(_row(("---",) * 5))
-    for _, row in sorted(results.items()):
-        note = row["note"] or " "
-        parts.append(_row((row["package"], row["version"], row["date"], f"`{row['name']}`", note)))
-    parts += ["\n## Cells without a result\n\n", _row(("package", "function", "columns", "reason"))]
-    parts.append(_row(("---",) * 4))
-    for _, row in sorted(results.items()):
-        reasons: dict[str, list[str]] = {}
-        for column, cell in row["cells"].items():
-            if cell["verdict"] in ("not offered", "not run", "refused"):
-                reasons.setdefault(_show_reason(cell), []).append(column)
-        for text, columns in reasons.items():
-            shown = (
-                text.replace("|", "\\|")
-                .replace("<", "&lt;")
-                .replace("*", "\\*")
-                .replace("_", "\\_")
-            )
-            parts.append(_row((row["package"], f"`{row['name']}`", ", ".join(columns), shown)))
-    parts += [
-        "\n## Packages that were not run\n\n",
-        _row(("package", "reason")),
-        _row(("---",) * 2),
+    versions = [
+        (package, row["version"], row["date"], name, row["note"] or " ")
+        for row, package, name in rows
     ]
-    parts += [_row(item) for item in sorted(NOT_RUN.items())]
+    parts += _table("Versions", ("package", "version", "date", "function", "note"), versions)
+    without = [(*who, *reason) for row, *who in rows for reason in _list_reasons(row["cells"])]
+    parts += _table("Cells without a result", ("package", "function", "columns", "reason"), without)
+    parts += _table("Packages that were not run", ("package", "reason"), sorted(NOT_RUN.items()))
     return "".join(parts)
 
 
-def _show_reason(cell: dict[str, str]) -> str:
-    return f"not run: {cell['text']}" if cell["verdict"] == "not run" else cell["text"]
+def _list_reasons(cells: dict[str, dict[str, str]]) -> list[tuple[str, str]]:
+    """Return the columns without a result, and why."""
+    reasons: dict[str, list[str]] = {}
+    for column, cell in cells.items():
+        if cell["verdict"] in ("not offered", "not run", "refused"):
+            start = "not run: " if cell["verdict"] == "not run" else ""
+            text = re.sub(r"([|*_])", r"\\\1", start + cell["text"]).replace("<", "&lt;")
+            reasons.setdefault(text, []).append(column)
+    return [(", ".join(columns), text) for text, columns in reasons.items()]
 
 
-def _row(cells: tuple[str, ...]) -> str:
-    return f"| {' | '.join(cells)} |\n"
+def _table(title: str, head: tuple[str, ...], rows: list[Any]) -> list[str]:
+    lines = [f"| {' | '.join(cells)} |\n" for cells in (head, ("---",) * len(head), *rows)]
+    return [f"\n## {title}\n\n", *lines]
 
 
 def _show(column: str, cell: dict[str, str]) -> str:

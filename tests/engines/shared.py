@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measure import HEAD_DIM, LENGTH, NotOfferedError, Rotation
+from measure import HEAD_DIM, NotOfferedError, Rotation
 
 from rope_xp import RoPE
 from rope_xp.scaling import Linear, Llama3, LongRoPE, YaRN
@@ -95,7 +95,3 @@ def load_alone(name: str, **stubs: dict[str, Any]) -> Any:
             sys.modules.setdefault(parent, types.ModuleType(parent)).__path__ = []
         vars(sys.modules[full]).update(members)
     return importlib.import_module(name)
-
-
-__all__ = ["HEAD_DIM", "LENGTH", "both", "check", "count_from_zero", "describe", "get_start",
-           "get_starts", "load_alone", "share"]  # fmt: skip

@@ -105,6 +105,7 @@ def test_drop_in_compiles_when_told_the_columns():
         blind(q, k, cos, sin)
 
 
+@pytest.mark.exhaustive
 def test_drop_in_jits_when_told_the_columns():
     jax = pytest.importorskip("jax")
     jax_arrays = [jax.numpy.asarray(x.numpy()) for x in arrays("cohere")[:4]]

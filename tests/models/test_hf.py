@@ -116,16 +116,6 @@ def test_softmax_scale_is_for_latent_attention_alone():
     assert rope_of(phimoe).attention_factor == 1.25
 
 
-def test_rope_of_llama_4_scout_has_a_step_for_a_ramp():
-    scaling = {"rope_type": "llama3", "factor": 16.0, "original_max_position_embeddings": 8192}
-    scaling |= {"low_freq_factor": 1.0, "high_freq_factor": 1.0}
-    rope = rope_of({"model_type": "llama4_text", "rope_theta": 5e5, "rope_scaling": scaling})
-    ratio = RoPE(base=5e5).frequencies(128) / rope.frequencies(128)
-    turns = 8192 / RoPE(base=5e5).wavelengths(128)
-    # Products and quotients of float64 by powers of two are exact.
-    np.testing.assert_array_equal(ratio, np.where(turns >= 1.0, 1.0, 16.0))
-
-
 @pytest.mark.parametrize(
     ("config", "message"),
     [

@@ -109,11 +109,8 @@ IMPOSSIBLE = {
     **{
         f"model_type {name!r}{reason}": {"model_type": name, "rope_theta": 1e4, **flag}
         for name, flag, reason in (
-            ("gemma4_vision", {}, ": it rotates two slices of a head"),
-            ("mistral_large4_text", {}, ": its frequencies are learned"),
             ("musicflamingo", {}, ": its angles are products of two positions"),
             ("nanochat", {}, ": it rotates by the negative angle"),
-            ("clvp_encoder", {}, ": it rotates v"),
             ("kimi_linear", {}, ": it has no rotary embedding"),
             ("falcon", {"alibi": True}, " has alibi"),
             ("wav2vec2-bert", {}, " rotates only with position_embeddings_type = 'rotary'"),

@@ -149,11 +149,9 @@ def test_old_names_and_real_files_give_the_frequencies_of_transformers(raw):
 
 
 MROPE = {
-    "contiguous": ("qwen2_vl_text", [6, 12, 14]),
     "contiguous, twice": ("qwen2_vl_text", [2, 6, 8, 4, 5, 7]),
     "interleaved": ("qwen3_vl_text", [14, 10, 8]),
     "interleaved, more than a third": ("qwen3_vl_text", [4, 14, 14]),
-    "ernie": ("ernie4_5_vl_moe_text", [12, 12, 8]),
 }
 
 

@@ -113,6 +113,7 @@ PROMPTS = [
 ]
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("name", [*indexer.WHOLE_VIDEOS, *indexer.SEPARATE_FRAMES])
 @pytest.mark.parametrize("parts", PROMPTS, ids=str)
 def test_positions_of_images_and_videos_are_those_of_the_model(name, parts):
@@ -167,6 +168,7 @@ def audio_length(name, tokens):
     return next(n for n in range(2000) if module._get_feat_extract_output_lengths(n) == tokens)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("name", indexer.OMNI)
 @pytest.mark.parametrize("seconds", [1.0, 2 / 3, 5.0, 2 / 25])
 @pytest.mark.parametrize("audio_tokens", [0, 1, 7, 160])
@@ -290,7 +292,7 @@ def draw_minicpm_prompt(rng, merge):
 
 
 @pytest.mark.parametrize("mode", ["16x", "4x"])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_positions_of_minicpm_are_those_of_the_model(seed, mode):
     rng = np.random.default_rng(seed)
     model = load("minicpmv4_7")
@@ -340,9 +342,6 @@ ERRORS = [
     ("16 tokens, but ids have 2", [1, 5, 5, 2], IMAGE, GLM),
     ("a number for each of 1 rows", [1], IMAGE | {"images_per_sample": [2]}, GLM),
     ("6 tokens, but ids have 5; a newline", [9] * 5, IMAGE, HUNYUAN),
-    ("has too few grids", [9] * 6, {}, HUNYUAN),
-    ("image_grid_thw has more grids", [1], IMAGE, HUNYUAN),
-    ("has too few grids", CROP, {}, MINICPM),
     ("target_sizes has more grids", [1], SIZES, MINICPM),
     ("2 tokens, but ids have 1; downsample_mode", CROP, {"target_sizes": [[8, 4]]}, MINICPM),
     ("of which 4 by 4 are merged", CROP, {"target_sizes": [[2, 2]]}, MINICPM),
@@ -358,12 +357,10 @@ BAD_CONFIGS = [
     (message, CROP, SIZES, config)
     for message, config in (
         ("'llama' has no get_rope_index", {**QWEN, "model_type": "llama"}),
-        ("None has no get_rope_index", {**QWEN, "model_type": None}),
         ("vision_config is missing", {**QWEN, "vision_config": None}),
         ("spatial_merge_size is missing", {**QWEN, "vision_config": {}}),
         ("video_start_token_id is missing", {**QWEN, "model_type": "glm4v"}),
         ("image_end_token_id is missing", {**GLM, "image_end_token_id": None}),
-        ("vision_config is missing", {**HUNYUAN, "vision_config": None}),
         ("mrope_section of rope_parameters must have at least", {**HUNYUAN, "text_config": {}}),
         ("newline_id is missing", {**MINICPM, "newline_id": None}),
     )
@@ -380,10 +377,7 @@ def test_mrope_from_ids_refuses_what_does_not_fit(case):
 
 def test_packed_sequences_that_do_not_fit_are_refused():
     options = {"cu_seqlens": [0, 1, 3]}
-    for ids, message in (
-        ([[1], [2]], "ids of (tokens,) or (1, tokens)"),
-        ([1], "at least 3"),
-    ):
+    for ids, message in (([[1], [2]], "ids of (tokens,) or (1, tokens)"), ([1], "at least 3")):
         with pytest.raises(RopeError, match=re.escape(message)):
             positions.mrope_from_ids(ids, {}, QWEN, **options)
     with pytest.raises(RopeError, match="cu_seqlens needs images_per_sample"):

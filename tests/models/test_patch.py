@@ -51,11 +51,6 @@ def generate_padded(model, cache="static"):
     return generate(model, attention_mask=mask, cache_implementation=cache)
 
 
-def compute_compiled(model):
-    torch._dynamo.reset()
-    return logits(torch.compile(model, fullgraph=True, backend="eager"))
-
-
 def train_checkpointed(model):
     model.train().activation_checkpointing_enable({"use_reentrant": False})
     return torch.cat([gradient.flatten() for gradient in gradients(model, *TURNED)])
@@ -70,10 +65,11 @@ def compute_around_context(model):
 @pytest.mark.parametrize(
     ("name", "compute"),
     [
-        *(("llama", f) for f in (generate_padded, compute_compiled, train_checkpointed)),
+        ("llama", train_checkpointed),
         # Phi-3 goes past the 32 tokens after which LongRoPE takes the other frequencies.
-        *(("phi3", f) for f in (partial(generate_padded, cache=None), compute_around_context)),
-        exhaustive("gemma3_text", generate_padded),
+        ("phi3", partial(generate_padded, cache=None)),
+        ("phi3", compute_around_context),
+        ("gemma3_text", generate_padded),
     ],
 )
 def test_patched_model_in_each_use_computes_as_before(name, compute):
@@ -81,13 +77,14 @@ def test_patched_model_in_each_use_computes_as_before(name, compute):
     torch.testing.assert_close(result, expected, rtol=0, atol=LOGITS)
 
 
-def test_patched_layers_compiled_one_by_one_share_a_graph():
+def test_patched_modules_compiled_one_by_one_share_a_graph():
     """All modules of a class get the same class, so that torch.compile does not start anew."""
     model = patch(make("llama", num_hidden_layers=6))
     before, counter = logits(model), torch._dynamo.testing.CompileCounter()
     torch._dynamo.reset()
+    model.model.rotary_emb.compile(backend="eager", fullgraph=True)
     for layer in model.model.layers:
-        layer.compile(backend=counter)
+        layer.compile(backend=counter, fullgraph=True)
     after = logits(model, use_cache=False)  # each layer would look at its own cache
     torch.testing.assert_close(after, before, rtol=0, atol=LOGITS)
     assert counter.frame_count == 1
@@ -180,7 +177,7 @@ def test_patch_with_a_length_fixes_rules_that_depend_on_it():
 
 
 @pytest.mark.parametrize(
-    "name", ["_drop_in", "_diffusion.config", "diffusers", "kernels", "transformers"]
+    "name", ["_caches", "_drop_in", "_diffusion.config", "diffusers", "kernels", "transformers"]
 )
 def test_examples_of_integrations_run(name):
     pytest.importorskip("numpy" if name.startswith("_") else name)

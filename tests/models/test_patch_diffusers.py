@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import importlib
 import inspect
 import pickle
 import re
@@ -15,6 +14,7 @@ pytest.importorskip("diffusers")
 import diffusers
 import torch
 from diffusers.models.transformers import transformer_flux as flux_module
+from diffusers.models.transformers import transformer_kandinsky as kandinsky_module
 from diffusers.models.transformers import transformer_wan as wan_module
 from support.diffusion_models import SMALL, call_model, flux, wan, z_image
 from support.exhaustive import exhaustive
@@ -34,10 +34,6 @@ OUTPUTS = 2e-5
 def models(*names):
     chosen = [s if s.name in names else exhaustive(s) for s in SMALL]
     return pytest.mark.parametrize("small", chosen, ids=str)
-
-
-# Where a test is about tables: cos and sin, complex numbers, and matrices.
-few = models("flux", "z_image", "hidream")
 
 
 def output(model, arguments):
@@ -65,7 +61,7 @@ class Forbidding(TorchDispatchMode):
 @models("flux", "wan", "z_image", "hidream", "cogvideox")
 def test_patched_model_has_its_outputs_without_float64(small, monkeypatch):
     model, arguments = small.make()
-    before = output(model, arguments)
+    before, own_gradients = output(model, arguments), gradients(model, arguments)
     if small.name == "flux":
         with pytest.raises(AssertionError, match="float64"), Forbidding():
             output(model, arguments)
@@ -73,6 +69,8 @@ def test_patched_model_has_its_outputs_without_float64(small, monkeypatch):
     assert is_ours(output, model, arguments)
     with Forbidding():
         assert (output(model, arguments) - before).abs().max() < OUTPUTS
+    for ours, theirs in zip(gradients(model, arguments), own_gradients, strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-3, atol=1e-5 * max(1.0, float(theirs.max())))
     with monkeypatch.context() as context:  # what it rotates is no small part of the outputs
         context.setattr(Angles, "rotate", lambda _, x, **__: x)
         assert (output(model, arguments) - before).abs().max() > 1e-3
@@ -102,15 +100,13 @@ def test_patched_norms_keep_outputs_or_are_refused(small, monkeypatch):
     assert torch.equal(output(unpatch(model), arguments), before)
 
 
-@pytest.mark.filterwarnings("ignore:.FluxPosEmbed. is deprecated")  # by Chroma's own import
 @pytest.mark.parametrize(
-    ("name", "axes", "norm"),
-    [("Flux2", (2, 2, 2, 2), True), ("Chroma", (2, 2, 4), True), ("Bria", (0, 4, 4), False)],
+    ("name", "axes", "norm"), [("Flux2", (2, 2, 2, 2), True), ("Bria", (0, 4, 4), False)]
 )
 def test_models_built_like_flux_keep_the_output(name, axes, norm):
     torch.manual_seed(0)
-    more = {"Chroma": dict.fromkeys(CHROMA, 16), "Bria": {"pooled_projection_dim": None}}
-    fields = {**HEADS, **more.get(name, {}), "num_single_layers": 1, "joint_attention_dim": 8}
+    more = {"pooled_projection_dim": None} if name == "Bria" else {}
+    fields = {**HEADS, **more, "num_single_layers": 1, "joint_attention_dim": 8}
     model = getattr(diffusers, f"{name}Transformer2DModel")(**fields, axes_dims_rope=axes).eval()
     keys = ("hidden_states", "encoder_hidden_states", "timestep", "img_ids", "txt_ids")
     arguments = {key: SMALL[0].arguments[key] for key in keys}
@@ -136,28 +132,16 @@ def test_frequencies_cast_to_bfloat16_are_patched() -> None:
         assert (ours - theirs).abs().max() < 2e-6
 
 
-@few
-def test_patched_model_has_its_gradients(small):
-    model, arguments = small.make()
-    before = gradients(model, arguments)
-    for ours, theirs in zip(gradients(patch(model), arguments), before, strict=True):
-        assert torch.allclose(ours, theirs, rtol=1e-3, atol=1e-5 * max(1.0, float(theirs.max())))
-
-
-@pytest.mark.parametrize(
-    ("make", "backend"),
-    [(wan, "eager"), exhaustive(z_image, "eager")],
-)
-def test_patched_model_compiled_has_its_outputs(make, backend):
+@pytest.mark.parametrize(("make", "name"), [(wan, "blocks"), exhaustive(z_image, "layers")])
+def test_patched_model_whose_block_is_compiled_has_its_outputs(make, name):
     model, arguments = make()
     before = output(model, arguments)
-    patch(model)
     torch._dynamo.reset()
-    compiled = torch.compile(model, backend=backend)
-    assert (output(compiled, arguments) - before).abs().max() < OUTPUTS
+    getattr(patch(model), name)[0].compile(backend="eager", fullgraph=True)
+    assert (output(model, arguments) - before).abs().max() < OUTPUTS
 
 
-@few
+@models("flux", "z_image")
 def test_patched_model_in_bfloat16_is_as_near_to_the_truth_as_before(small):
     model, arguments = small.make()
     exact = output(model, arguments)
@@ -229,16 +213,12 @@ def test_patched_model_calls_what_replaces_a_function_later(
     assert is_ours(output, model, arguments)
 
 
-PROCESSORS = {"wan": "Wan", "skyreels_v2": "SkyReelsV2"}
-SIZES = {"dim": 32, "heads": 2, "dim_head": 16}
-
-
 def replace_processor(processor):
     processor.__class__ = _classes.load_rotating(type(processor), rotations.build_replacement)
 
 
 def test_patched_processor_leaves_keys_of_an_image():
-    attention = wan_module.WanAttention(**SIZES, added_kv_proj_dim=32)
+    attention = wan_module.WanAttention(dim=32, heads=2, dim_head=16, added_kv_proj_dim=32)
     processor = wan_module.WanAttnProcessor()
     x, context = torch.randn(1, 512, 32), torch.randn(1, 6 + 512, 32)  # 6 tokens of an image
     angles = torch.rand(1, 512, 1, 8)
@@ -250,16 +230,11 @@ def test_patched_processor_leaves_keys_of_an_image():
     assert (ours - theirs).abs().max() < 1e-6
 
 
-@pytest.mark.parametrize("name", [*PROCESSORS, "kandinsky"])
-def test_patched_processor_that_defines_its_rotation_rotates(name):
-    module = importlib.import_module(f"diffusers.models.transformers.transformer_{name}")
-    kind = PROCESSORS.get(name, "Kandinsky5")
-    sizes = SIZES if name in PROCESSORS else {"num_channels": 32, "head_dim": 16}
-    attention = getattr(module, f"{kind}Attention")(**sizes)
-    processor = getattr(module, f"{kind}AttnProcessor")()
+def test_patched_processor_that_defines_its_rotation_rotates():
+    attention = kandinsky_module.Kandinsky5Attention(num_channels=32, head_dim=16)
+    processor = kandinsky_module.Kandinsky5AttnProcessor()
     angles = torch.arange(6)[None, :, None, None] * torch.linspace(1, 0.1, 8)
-    form = "neighbours" if name in PROCESSORS else "matrices"
-    tables = _formats.unwrap(_formats.write(angles.cos(), angles.sin(), form))
+    tables = _formats.unwrap(_formats.write(angles.cos(), angles.sin(), "matrices"))
     x = torch.randn((2, 6, 32), generator=torch.Generator().manual_seed(0))
 
     def run(**options):
@@ -271,8 +246,7 @@ def test_patched_processor_that_defines_its_rotation_rotates(name):
     ours = run(rotary_emb=tables)
     assert is_ours(lambda: run(rotary_emb=tables))
     assert torch.equal(run(), plain)  # without tables nothing is rotated
-    # Kandinsky's own function rounds to bfloat16.
-    assert (ours - theirs).abs().max() < (2e-2 if name == "kandinsky" else 1e-6)
+    assert (ours - theirs).abs().max() < 2e-2  # Kandinsky's own function rounds to bfloat16
     assert (ours - plain).abs().max() > 1e-2
 
 
@@ -288,7 +262,6 @@ def test_patched_model_takes_positions_beyond_its_own_tables():
 
 
 HEADS = {"num_attention_heads": 2, "attention_head_dim": 8, "num_layers": 1, "in_channels": 4}
-CHROMA = ("approximator_num_channels", "approximator_hidden_dim", "approximator_layers")
 WIDTHS = {**HEADS, "pooled_projection_dim": 8}
 MOCHI = {**WIDTHS, "text_embed_dim": 8, "time_embed_dim": 8, "max_sequence_length": 8}
 SD3 = {**WIDTHS, "joint_attention_dim": 8, "caption_projection_dim": 16, "sample_size": 8}

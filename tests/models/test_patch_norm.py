@@ -68,6 +68,7 @@ def test_patched_norms_in_16_bits_are_as_near_to_the_truth_as_the_model():
     assert ours < 1.1 * theirs  # it rounds less, but other roundings hide that
 
 
+@pytest.mark.exhaustive
 def test_patched_norms_compile_to_one_graph(monkeypatch):
     torch._dynamo.reset()  # of what other tests compiled
     # Dynamo must not trace how the class of a weight is found.

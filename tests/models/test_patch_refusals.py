@@ -173,12 +173,6 @@ class Computes(nn.Module):
         return x * cos
 
 
-class ComputesInside(nn.Module):
-    @torch.no_grad()
-    def forward(self, x, tables):
-        return next(x + sin for sin in tables[1:])
-
-
 class CallsAFunction(nn.Module):
     def forward(self, x, tables):
         return turn(x, *tables)
@@ -188,7 +182,6 @@ class CallsAFunction(nn.Module):
     ("part", "message"),
     [
         (Computes, r"Computes\.forward: it reads cos"),
-        (ComputesInside, r"ComputesInside\.forward: it reads sin"),
         (CallsAFunction, r"CallsAFunction\.forward: it calls turn"),
     ],
 )
@@ -197,8 +190,6 @@ def test_patch_refuses_a_class_that_reads_tables_and_calls_nothing_that_rotates(
     reason = r", and no function that is replaced rotates there; .*rotation=False"
     model, x = Model(part()), torch.randn(1, 3, 5, 8, dtype=torch.bfloat16)
     refuse(patch, model, message + reason)
-    if part not in (Computes, CallsAFunction):
-        return
     before = model(x)
     assert type(patch(model, rotation=False).part) is part
     # A table may differ by one rounding, and numbers are below 8.
@@ -234,8 +225,7 @@ def test_patch_takes_a_class_that_hands_tables_on_and_does_not_read_them():
 
 
 @pytest.mark.parametrize(
-    ("dtype", "compiled"),
-    [(torch.bfloat16, True), exhaustive(torch.float32, False)],
+    ("dtype", "compiled"), [(torch.bfloat16, False), exhaustive(torch.bfloat16, True)]
 )
 def test_patched_model_calls_a_rotation_that_is_replaced_later_in_the_dtype_of_q(
     dtype, compiled, monkeypatch

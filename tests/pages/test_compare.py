@@ -34,11 +34,3 @@ def test_errors_of_the_compare_page_are_those_measured(name):
     stops = list(package_errors.ENDS.values())[: 2 if name in {"equinox", "torchtune"} else 3]
     found = [figures.error(find_largest_error(tables(end), end)) for end in stops]
     assert found == errors[: len(stops)]
-
-
-def test_rows_of_the_compare_page_are_as_wide_as_their_heads():
-    heads = [line for line in PAGE.splitlines() if line.startswith("| | rope_xp |")]
-    assert len(heads) == 7
-    for block in PAGE.split("\n\n"):
-        rows = [line for line in block.splitlines() if line.startswith("|")]
-        assert len({line.count("|") for line in rows}) <= 1

@@ -1,5 +1,6 @@
 """Pages show where they lie: links have words and lead somewhere, and there are no roles."""
 
+import functools
 import re
 from pathlib import Path
 
@@ -19,10 +20,14 @@ SPHINX_ALONE |= {f"docs/{folder}index.md": {"toctree"} for folder in ("", "backg
 PARSER = MarkdownIt("gfm-like", {"linkify": False}).use(anchors_plugin, max_level=6)
 
 
-def parse(page):
+@functools.cache
+def parse_text(text):
     """Return the tokens of a page, those within paragraphs and headings too."""
-    tokens = PARSER.parse(page.read_text("utf-8"))
-    return [part for token in tokens for part in (token, *(token.children or ()))]
+    return [part for token in PARSER.parse(text) for part in (token, *(token.children or ()))]
+
+
+def parse(page):
+    return parse_text(page.read_text("utf-8"))
 
 
 def find_link_problem(target, page):

@@ -28,19 +28,14 @@ def find_unexplained(file: Path) -> list[str]:
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_every_mute_says_why(folder):
     files = [f for f in (ROOT / folder).rglob("*.py") if "_build" not in f.parts]
-    assert files
-    assert [line for file in files for line in find_unexplained(file)] == []
+    muted = [f for f in files if MUTE.search(f.read_text("utf-8"))]  # tokens take their time
+    assert muted
+    assert [line for file in muted for line in find_unexplained(file)] == []
 
 
-@pytest.mark.parametrize(
-    ("line", "mutes"),
-    [
-        ("x = 1  # noqa: E501", 1),
-        ("x = 1  # type: ignore[index, operator]", 1),
-        ("x = 1  # type: ignore[index]  # an array", 0),
-        ('x = "# noqa"', 0),
-    ],
-)
-def test_mutes_without_words_are_found(line, mutes, tmp_path):
-    (tmp_path / "a.py").write_text(line + "\n")
-    assert len(find_unexplained(tmp_path / "a.py")) == mutes
+def test_mutes_without_words_are_found(tmp_path):
+    right = ["x = 1  # type: ignore[index]  # an array", 'x = "# noqa"']
+    wrong = ["x = 1  # noqa: E501", "x = 1  # type: ignore[index, operator]"]
+    (tmp_path / "a.py").write_text("\n".join((*right, *wrong, "")))
+    expected = [f"{tmp_path / 'a.py'}:{line}" for line in (3, 4)]
+    assert find_unexplained(tmp_path / "a.py") == expected

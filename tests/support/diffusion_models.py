@@ -108,19 +108,8 @@ SMALL = (
             "encoder_hidden_states_llama3": _noise(1, 2, 3, 8),
         },
     ),
-    Small(
-        "cosmos", "CosmosTransformer3DModel",
-        {
-            **_HEADS, **_CHANNELS, "text_embed_dim": 8, "adaln_lora_dim": 4,
-            "max_size": (16, 16, 16), "concat_padding_mask": False, "extra_pos_embed_type": None,
-        },
-        {**_VIDEO, "timestep": _TIME / 1000, "fps": 16},
-    ),
 )  # fmt: skip
-flux, wan, z_image, hidream = (
-    next(small for small in SMALL if small.name == name).make
-    for name in ("flux", "wan", "z_image", "hidream")
-)
+flux, _, wan, _, z_image, _ = (small.make for small in SMALL)
 
 
 def call_model(model, arguments):

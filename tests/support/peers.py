@@ -27,13 +27,6 @@ def torchtune(x, positions):
     return torch.stack([first, second], -1).flatten(3).type_as(x)
 
 
-def meta(q, k, positions):
-    angles = compute_angles(positions, base=5e5)
-    turns = torch.polar(torch.ones_like(angles), angles)[None, :, None]
-    pairs = (torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2)) for x in (q, k))
-    return tuple(torch.view_as_real(x * turns).flatten(3).type_as(q) for x in pairs)
-
-
 def flash_attn(x, cos, sin, interleaved=True):
     """Its reference in torch: tables of pairs, repeated."""
     y, rest = x[..., : 2 * cos.shape[-1]], x[..., 2 * cos.shape[-1] :]
@@ -44,11 +37,6 @@ def flash_attn(x, cos, sin, interleaved=True):
     cos, sin = (t.repeat_interleave(2, dim=-1)[:, None] for t in (cos, sin))
     other = torch.stack([-y[..., 1::2], y[..., ::2]], dim=-1).flatten(-2)
     return torch.cat([y * cos + other * sin, rest], dim=-1)
-
-
-def flash_tables(positions):
-    angles = compute_angles(positions, 32)
-    return angles.cos(), angles.sin()
 
 
 def keras_hub(x, positions, factor=4.0):

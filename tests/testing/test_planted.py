@@ -1,15 +1,28 @@
 """Each planted fault is named, by assert_rotates and by identify."""
 
-import numpy as np
+import re
+
 import pytest
-from support.planted import FAULTS, HALF, HEAD_DIM
+from support.exhaustive import exhaustive
+from support.planted import FAULTS, HEAD_DIM
 
 from rope_xp import RopeError
 from rope_xp.testing import assert_rotates, identify
 from rope_xp.testing._compare import list_differences
 
+# A slow one, or like another in what is reported.
+LATER = re.compile(
+    "inter.* for |half for interleaved_to_half|.*(rounded|computed|learned|twice|swapped|reversed)"
+    "|(TF32|a phase|half written|normalised|small|large numbers|position of the first|q cast)"
+    "|.*(token before|tokens counts|made of q|block of 16|first batch entry|entry left|at most)"
+)
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+
+@pytest.mark.parametrize(
+    "fault",
+    [exhaustive(f) if LATER.match(f.name) else f for f in FAULTS],
+    ids=lambda fault: fault.name,
+)
 def test_planted_fault_is_named(fault):
     with pytest.raises(AssertionError) as raised:
         assert_rotates(fault.function, fault.meant, HEAD_DIM)
@@ -27,24 +40,3 @@ def test_planted_fault_is_named(fault):
     else:
         differences = list_differences(result.rope, fault.meant, HEAD_DIM)
         assert fault.message in " ".join([*differences, *result.notes])
-
-
-@pytest.mark.parametrize(
-    ("library", "name"),
-    [
-        ("torch", "first 32 tokens only"),
-        ("torch", "number of tokens counts"),
-        ("jax", "batch entries swapped"),
-    ],
-)
-def test_planted_fault_in_another_library_is_named(library, name):
-    module = pytest.importorskip({"jax": "jax.numpy"}.get(library, library))
-    fault = next(fault for fault in FAULTS if fault.name == name)
-
-    def function(*arguments):
-        host = [np.asarray(x) for x in arguments]
-        return tuple(module.asarray(np.array(y)) for y in fault.function(*host))
-
-    with pytest.raises(AssertionError) as raised:
-        assert_rotates(function, HALF, HEAD_DIM, like=module.zeros(1))
-    assert fault.message in str(raised.value)

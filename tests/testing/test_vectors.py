@@ -148,7 +148,7 @@ def test_kinds_and_what_only_some_have() -> None:
     file = vectors([*layers, make_layer(), make_layer(kind="sparse", indexer=indexer)])
     assert set(json.loads(file.metadata["kinds"])) == {"attention", "attention_2", "sparse"}
     assert {key.partition("/")[0] for key in file.tensors} == {
-        *("attention", "attention_2", "sparse", "sparse.indexer"),
+        *("attention", "attention_2", "sparse", "sparse.indexer")
     }
     factors = file.tensors["attention_2/prefill/query_factors"]
     np.testing.assert_allclose(factors[0], 1 + 0.5 * np.log1p(np.arange(7) // 4))
