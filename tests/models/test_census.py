@@ -163,3 +163,14 @@ LATER = map(exhaustive, f"{SOME} {NONE}".split())
 @pytest.mark.parametrize("directory", ["llama", "qwen2_vl", "lasr", *LATER])
 def test_classes_of_a_model_are_patched_or_left_for_a_reason(directory):
     assert any(patch_all(directory)) == (directory not in NONE.split())
+
+
+@pytest.mark.weekly
+def test_classes_of_all_models_are_patched_and_have_their_plan():
+    """In one test, as it takes longer to import their code than to compare it."""
+    patched, planned = [], []
+    for directory in census.list_directories():
+        patched.append(patch_all(directory))
+        planned += plans.list_equal(directory)
+    assert sum(map(any, patched)) > 165
+    assert len(planned) >= 150  # models and variants that run without images and sound

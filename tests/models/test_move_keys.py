@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 import torch
 import transformers
 from support import small_models
-from support.exhaustive import exhaustive
+from support.exhaustive import exhaustive, weekly
 from transformers import DynamicCache, StaticCache, cache_utils
 
 import rope_xp
@@ -31,7 +31,11 @@ REFUSED = {
     **dict.fromkeys(("hunyuan_v1_dense", "hunyuan_v1_moe"), _WEIGHTS),
 }
 SINGLE = ("llama4_text", "dots3_note_text", "flint")  # code that computes in float32 always
-MOVED = [name for name in small_models.FAMILIES if name not in REFUSED]
+MOVED = [
+    *SHORT,
+    *(exhaustive(name) for name in small_models.DISTINCT if name not in {*SHORT, *REFUSED}),
+    *(weekly(name) for name in small_models.FAMILIES if name not in small_models.DISTINCT),
+]
 
 
 def make(name: str, dtype: torch.dtype = torch.float64, **more: Any) -> Any:
@@ -75,7 +79,7 @@ def refused(cache: Any, message: str) -> Iterator[None]:
 # --- the same in every layer ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [n if n in SHORT else exhaustive(n) for n in MOVED])
+@pytest.mark.parametrize("name", MOVED)
 def test_moved_chunk_is_the_chunk_prefilled_there(name: str) -> None:
     model = make(name)
     old, new = np.arange(40, 60), np.arange(900, 920)  # LongRoPE has long factors from 32 on

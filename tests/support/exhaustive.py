@@ -14,7 +14,8 @@ import pytest
 from support.targets import Target
 
 exhaustive = partial(pytest.param, marks=pytest.mark.exhaustive)
-"""``pytest.param`` of a case that the short suite leaves out."""
+weekly = partial(pytest.param, marks=pytest.mark.weekly)
+"""``pytest.param`` of a case that the short suite leaves out, or that the gate does too."""
 
 
 def leave_out(items: list[pytest.Item]) -> set[pytest.Item]:

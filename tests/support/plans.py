@@ -58,10 +58,24 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
 """Further configurations, whose keys change the plan."""
 
 
+_EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1}
 MENDED: dict[str, dict[str, Any]] = {
+    "dots1": _EXPERTS,
     "esm": {"vocab_size": 64, "pad_token_id": 0},
-    "hunyuan_v1_dense": {"head_dim": 64},
+    **{name: {"head_dim": 64} for name in ("hunyuan_v1_dense", "hunyuan_v1_moe", "ministral")},
+    "deepseek_ocr2_text": {"mlp_layer_types": ["dense"] * 12},
+    "glm4v_text": {"head_dim": 64, "hidden_size": 2048},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 16},
+    "nemotron": {"num_key_value_heads": 8},
+    "qwen4_exp_text": {
+        "indexer_budget": 8,
+        "indexer_compress_ratio": 2,
+        "indexer_n_heads": 2,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 64,
+        "head_dim": 64,
+    },
+    "step3p5": {"sliding_window": 512},
 }
 """Default configurations of which no model can be built, and what makes one."""
 

@@ -74,16 +74,34 @@ MODELS = {
 _MORE_EXPERTS = {**_EXPERTS, **_HEAD, "sliding_window": 8}
 _BY_FIELDS = {
     """
-    cohere cohere2 diffllama ernie4_5 exaone4 falcon gemma2 gemma3_text gemma4_text glm gpt_neox
-    gpt_oss granite_swa jetmoe lfm2 llama llama4_text minimax_m2 ministral3 modernbert-decoder olmo2
-    olmo_hybrid persimmon phi phi3 qwen3 smollm3 stablelm
+    apertus arcee aria_text beam bitnet cohere cohere2 cohere2_moe cwm deepseek_v2 deepseek_v3
+    diffllama doge ernie4_5 exaone4 falcon flex_olmo fuyu gemma gemma2 gemma3_text gemma4_text
+    gemma4_unified_text glm glm4 gpt_neox gpt_neox_japanese gpt_oss granite granite_swa granitemoe
+    granitemoe_swa granitemoeshared hrm_text hyperclovax jais2 jetmoe lfm2 llama llama4_text
+    minimax_m2 ministral3 mistral mixtral modernbert-decoder nemotron olmo olmo2 olmo3 olmo_hybrid
+    olmoe persimmon phi phi3 phimoe qwen2 qwen3 seed_oss smollm3 stablelm starcoder2 vaultgemma
     """: {},
-    "hunyuan_v1_dense hunyuan_v1_moe laguna mimo_v2_flash": _MORE_EXPERTS,
-    "axk2 deepseek_v32 dots3_note_text hy_v4 minicpm3": {**_LATENT, "sliding_window": 8},
+    """
+    afmoe ernie4_5_moe exaone_moe glm4_moe helium hunyuan_v1_dense hunyuan_v1_moe hy_v3 kolibri1
+    laguna mellum mimo_v2_flash ministral qwen2_moe qwen3_moe solar_open
+    """: _MORE_EXPERTS,
+    """
+    axk1 axk2 deepseek_v32 dots3_note_text glm4_moe_lite glm_moe_dsa hy_v4 minicpm3 youtu
+    """: {**_LATENT, "sliding_window": 8},
     "flint": {"num_hidden_layers": 4},
 }
 FAMILIES = {name: fields for names, fields in _BY_FIELDS.items() for name in names.split()}
-"""Decoders that differ in what a cache holds, small, in transformers 5.23."""
+"""Decoders that are small and run with few keys more, in transformers 5.23."""
+
+
+_DISTINCT = """
+    cohere cohere2 diffllama ernie4_5 exaone4 falcon gemma2 gemma3_text gemma4_text glm gpt_neox
+    gpt_oss granite_swa jetmoe lfm2 llama llama4_text minimax_m2 ministral3 modernbert-decoder
+    olmo2 olmo_hybrid persimmon phi phi3 qwen3 smollm3 stablelm hunyuan_v1_dense hunyuan_v1_moe
+    laguna mimo_v2_flash axk2 deepseek_v32 dots3_note_text hy_v4 minicpm3 flint
+"""
+DISTINCT = _DISTINCT.split()
+"""Those that differ in what a cache holds."""
 
 
 def make(model_type, model=transformers.AutoModelForCausalLM, **more):
