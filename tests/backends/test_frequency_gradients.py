@@ -17,8 +17,8 @@ def sample(shape):
     rng = np.random.default_rng(0)
     lead = (shape[0],) if len(shape) == 3 else ()
     return {
-        "q": rng.standard_normal((1, 2, 4, 5)),
-        "k": rng.standard_normal((1, 2, 2, 5)),
+        "q": rng.standard_normal((2, 4, 5)),
+        "k": rng.standard_normal((2, 2, 5)),
         "positions": rng.uniform(-3, 3, (*lead, 2)),
         "frequencies": rng.standard_normal(shape),
     }

@@ -20,11 +20,12 @@ pytestmark = pytest.mark.usefixtures("_by_kernels")
 @pytest.mark.parametrize("part", [{}, {"rotary_dim": 4, "rotary_offset": 1}], ids=str)
 def test_gradients_of_both_orders_equal_differences(layout, part):
     rope = RoPE(layout=layout, scaling=Temperature(2.0), **part)
-    q, k = (sample(5, n, 6, dtype=torch.float64, grad=True) for n in (2, 1))
+    q, k = (sample(2, n, 6, dtype=torch.float64, grad=True) for n in (2, 1))
+    p = POSITIONS[1:3]
     for f in (
-        lambda q, k: rope.apply(q, k, POSITIONS),
-        lambda q, k: rope.unrotate(q, POSITIONS),
-        lambda q, k: rope.apply(q, k, POSITIONS, k_positions=POSITIONS - 1),
+        lambda q, k: rope.apply(q, k, p),
+        lambda q, k: rope.unrotate(q, p),
+        lambda q, k: rope.apply(q, k, p, k_positions=p - 1),
     ):
         assert torch.autograd.gradcheck(f, (q, k), check_batched_grad=True)
         assert torch.autograd.gradgradcheck(f, (q, k), check_batched_grad=True)
