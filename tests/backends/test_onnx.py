@@ -137,19 +137,21 @@ def test_examples_of_the_module_are_right():
     assert results.failed == 0
 
 
-EXPORTED = [RoPE(), RoPE(layout="half", scaling=YaRN(4.0, 1024))]
-EXPORTED += [RoPE(layout="interleaved_to_half", rotary_dim=8, rotary_offset=4)]
+EXPORTED = [
+    (RoPE(layout="half", scaling=YaRN(4.0, 1024)), "float32"),
+    exhaustive(RoPE(layout="interleaved_to_half", rotary_dim=8, rotary_offset=4), "float16"),
+]
 
 
-@pytest.mark.parametrize("dtype", ["float32", exhaustive("float16")])
-def test_exported_calls_have_the_bits_of_torch(dtype):
+@pytest.mark.parametrize(("rope", "dtype"), EXPORTED)
+def test_exported_calls_have_the_bits_of_torch(rope, dtype):
     """By positions, and by none, of a length that is not known."""
     torch = pytest.importorskip("torch")
     pytest.importorskip("onnxscript")
 
     class Attention(torch.nn.Module):
         def forward(self, q, k, p):
-            return [x for rope in EXPORTED for at in (p, None) for x in rope.apply(q, k, at)]
+            return *rope.apply(q, k, p), *rope.apply(q, k)
 
     def arguments(batch, tokens):
         q, k = (torch.randn(batch, tokens, h, D).to(getattr(torch, dtype)) for h in (4, 2))

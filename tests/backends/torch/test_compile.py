@@ -30,7 +30,7 @@ def norm_inside(q, k, p):
     return RoPE(layout="half").apply(q, k, p, norm=rope_xp.QKNorm(WEIGHT, WEIGHT))
 
 
-@pytest.mark.parametrize("function", [positions_of_every_kind, norm_inside])
+@pytest.mark.parametrize("function", [positions_of_every_kind, exhaustive(norm_inside)])
 def test_compiled_calls_take_two_graphs_for_all_lengths_without_warnings(function):
     """The first is for one length, the second for all. pytest makes warnings errors."""
     graphs = []
@@ -85,7 +85,8 @@ def there_and_back(x):
 
 
 @pytest.mark.parametrize(
-    ("function", "path"), [(two_ropes, None), (in_place, None), (there_and_back, "portable")]
+    ("function", "path"),
+    [(two_ropes, None), (in_place, None), exhaustive(there_and_back, "portable")],
 )
 def test_compiled_functions_equal_eager_ones(function, path):
     x, y = sample(900, 2, 8), sample(900, 2, 8)
@@ -174,7 +175,7 @@ def test_compiled_tables_of_positions_of_every_kind_equal_eager_ones(positions, 
     [
         ("half", 2048, None, True),  # 2**18 numbers in both
         ("half", 2049, None, False),
-        ("interleaved", 129, None, False),
+        exhaustive("interleaved", 129, None, False),
         exhaustive("half", 2, {}, False),  # a graph for all lengths
         ("half", 2, {"min": 2, "max": 2048}, True),
         exhaustive("half", 2, {"min": 2, "max": 2049}, False),
@@ -194,6 +195,7 @@ def test_rotations_known_to_be_small_are_left_to_the_compiler(layout, tokens, dy
     assert any("rope_xp.rotate_pair" in name for name in graph) is not fused
 
 
+@pytest.mark.exhaustive
 def test_small_rotations_in_generated_code_have_the_bits_of_eager_ones():
     rope = RoPE(layout="half")
     q, k = (sample(2, 5, n, 16, dtype=torch.bfloat16) for n in (4, 2))
