@@ -125,19 +125,6 @@ def test_positions_out_of_range_give_nan(monkeypatch):
     check(rotation(RoPE(), tensor([0, top, 5, -top, 7]), "shd"), x)
 
 
-@pytest.mark.parametrize("folds", [True, False])
-def test_several_batch_axes_equal_the_portable_path(folds):
-    x = sample(3, 2, 4, 5, 2, 8)
-    if not folds:
-        x = x.permute(2, 1, 0, 3, 4, 5)
-    shapes = [(5,), (1, 1, 5), (x.shape[0], 1, 1, 5), (*x.shape[:3], 5), (x.shape[1], 1, 1)]
-    for shape in shapes:
-        positions = anywhere(shape)
-        check(rotation(RoPE(), positions, "xybshd"), x)
-        tables = RoPE().cos_sin(positions, 8)
-        check(lambda x, out=None, t=tables: rope_xp.apply_tables(x, *t, axes="xybshd", out=out), x)
-
-
 def test_components_under_vmap_gradients_and_factors_equal_the_portable_path():
     images, x = anywhere((3, 4, 2, 5)), sample(4, 2, 5, 3, 12)
     rope = RoPE(position_axes=(0, 1, 2, 2, 1, 0))
