@@ -55,12 +55,12 @@ def test_generated_code_has_exact_angles_and_nan_out_of_range():
     torch.testing.assert_close(tables, true, rtol=0, atol=4e-7)
     assert torch.stack(nowhere).isnan().all()
 
-    def rotate(q, k, p):
-        return rope_xp.apply(q, k, p, layout="half")
 
-    compiled = torch.compile(rotate, fullgraph=True)
+@pytest.mark.exhaustive
+def test_rotations_and_gradients_in_generated_code_equal_eager_ones():
+    rotate = RoPE(layout="half").apply
     q, k = sample(1, 5, 4, 16, grad=True), sample(1, 5, 2, 16)
-    got, expected = compiled(q, k, POSITIONS), rotate(q, k, POSITIONS)
+    got, expected = torch.compile(rotate, fullgraph=True)(q, k, POSITIONS), rotate(q, k, POSITIONS)
     bound = 2 * float(np.spacing(np.float32(q.detach().abs().max())))
     torch.testing.assert_close(got, expected, rtol=0, atol=bound)
     (grad,) = torch.autograd.grad(got[0].sum(), q)
@@ -195,7 +195,6 @@ def test_rotations_known_to_be_small_are_left_to_the_compiler(layout, tokens, dy
     assert any("rope_xp.rotate_pair" in name for name in graph) is not fused
 
 
-@pytest.mark.exhaustive
 def test_small_rotations_in_generated_code_have_the_bits_of_eager_ones():
     rope = RoPE(layout="half")
     q, k = (sample(2, 5, n, 16, dtype=torch.bfloat16) for n in (4, 2))
