@@ -30,7 +30,7 @@ DEALT = [
 ]
 
 
-@pytest.mark.parametrize(("framework", "name"), DEALT)
+@pytest.mark.parametrize(("framework", "name"), DEALT, ids=lambda x: getattr(x, "name", x))
 def test_layer_rotates_as_its_rope_does(framework, name):
     rope = ROPES[name]
     q, k, positions = inputs(framework, rope)
