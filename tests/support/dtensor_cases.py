@@ -268,10 +268,11 @@ def tables_for_positions(mesh):
                 got = ROPE.cos_sin(positions, 16, **options)
             for table, expected in zip(got, ROPE.cos_sin(BATCHED, 16, **options), strict=True):
                 same(table, expected, p)
-    axial, positions = RoPE(position_axes=(0, 1, 0, 1)), BATCHED[:2]
+    axial = RoPE(position_axes=(0, 1, 0, 1))
+    positions = distribute_tensor(BATCHED[:2], mesh, [Shard(1)] * mesh.ndim)
     with collectives(0):
-        got, _ = axial.cos_sin(distribute_tensor(positions, mesh, [Shard(1)] * mesh.ndim), 8)
-    same(got, axial.cos_sin(positions, 8)[0], [Shard(0)] * mesh.ndim)
+        got, _ = axial.cos_sin(positions, 8)
+    same(got, axial.cos_sin(BATCHED[:2], 8)[0], [Shard(0)] * mesh.ndim)
 
 
 @case(2, 4)
