@@ -1,4 +1,4 @@
-"""mlx: derivatives, vmap, compile, and its own rotation beside ours."""
+"""mlx: derivatives, vmap, compile, refusals."""
 
 import numpy as np
 import pytest
@@ -43,15 +43,6 @@ def test_angles_within_a_compiled_model_equal_plain_calls(q):
     got = model(mx.array(q), mx.array(positions))
     expected = truth(lambda x: ROPE.rotate(ROPE.rotate(x, positions), positions), q)
     np.testing.assert_allclose(got, expected, rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize("layout", ["half", "interleaved"])
-def test_the_rotation_of_mlx_itself_is_the_same_near_0(q, layout):
-    """``mx.fast.rope`` takes (batch, heads, tokens, head_dim), and an offset for positions."""
-    x = mx.array(q.swapaxes(1, 2).copy())
-    theirs = mx.fast.rope(x, 16, traditional=layout == "interleaved", base=1e4, scale=1.0, offset=5)
-    ours = RoPE(layout=layout).rotate(x, np.arange(5, 12), axes="bhsd")
-    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
 
 
 def test_out_and_mixed_libraries_are_refused(q):

@@ -4,6 +4,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from support.exhaustive import exhaustive
 
 import rope_xp
 from rope_xp import RoPE, RopeError
@@ -55,12 +56,15 @@ def check(function, *arguments, atol=0.0):
 @pytest.mark.covering
 @pytest.mark.parametrize("shape", [KNOWN, UNKNOWN, LONGER], ids=["known", "unknown", "heads"])
 @pytest.mark.parametrize("name", ROPES)
-def test_graphs_have_the_bits_of_numpy(name, shape):
-    rope, x = ROPES[name], (sample(), shape)
-    check(rope.rotate, x, (POSITIONS, shape[1:2]))
-    check(rope.rotate, x, (BY_BATCH, shape[:2]))
-    check(lambda x: rope.rotate(x, POSITIONS), x)
-    check(rope.rotate, x)
+@pytest.mark.parametrize("axes", ["bshd", "bhsd", "hsbd"])
+def test_graphs_have_the_bits_of_numpy(axes, name, shape):
+    order = ["bshd".index(axis) for axis in axes]
+    rotate = partial(ROPES[name].rotate, axes=axes)
+    check(
+        lambda x, by_batch: (rotate(x, by_batch), rotate(x, POSITIONS), rotate(x)),
+        (sample().transpose(order).copy(), tuple(shape[i] for i in order)),
+        (BY_BATCH, shape[:2]),
+    )
 
 
 def test_one_graph_runs_at_every_length():
@@ -73,56 +77,49 @@ def test_one_graph_runs_at_every_length():
             np.testing.assert_array_equal(ours, theirs)
 
 
-YARN, X, P = ROPES["yarn"], (sample(), UNKNOWN), (POSITIONS, ("tokens",))
+X, P, P_BY_BATCH = (sample(), UNKNOWN), (POSITIONS, ("tokens",)), (BY_BATCH, UNKNOWN[:2])
 X16, X64 = ((sample(dtype), UNKNOWN) for dtype in ("float16", "float64"))
-P_BY_BATCH = (BY_BATCH, ("batch", "tokens"))
 SEVERAL = RoPE(position_axes=(0, 1, 2, 0, 1, 2, 0, 1))
 TABLES = RoPE().cos_sin(POSITIONS, D, dtype=np.float64)
 SMALL = np.array([0, 1, 2, 3, 5, 8, 13, 21, 127])
 
 
-def rotate_by_angles(x, p):
-    angles = YARN.at(p, like=x)
-    return (*angles.apply(x, x), angles.unrotate(x))
+def every_call(x, p, by_batch, three):
+    yarn = ROPES["yarn"]
+    angles = yarn.at(p, like=x)
+    tables = *yarn.cos_sin(by_batch, D), SEVERAL.rotate(x, three)
+    moved = yarn.unrotate(x, by_batch), RoPE().rerotate(x, p // 2, p // 2 + 5)
+    return (*angles.apply(x, x), angles.unrotate(x), *tables, *moved)
 
 
-def rotate_axes(axes):
-    """Return a function of x with axes in another order, and its arguments."""
-    order = ["bshd".index(name) for name in axes]
-    x = (sample().transpose(order).copy(), tuple(UNKNOWN[i] for i in order))
-    rotate = partial(RoPE().rotate, axes=axes)
-    return lambda x, p, by_batch: (rotate(x, p), rotate(x, by_batch), rotate(x)), x, P, P_BY_BATCH
+@pytest.mark.parametrize("shape", [exhaustive(KNOWN), UNKNOWN], ids=["known", "unknown"])
+def test_graphs_of_every_call_have_the_bits_of_numpy(shape):
+    shapes = shape, shape[1:2], shape[:2], (3, *shape[:2])
+    arrays = sample(), POSITIONS, BY_BATCH, np.stack([BY_BATCH] * 3)
+    check(every_call, *zip(arrays, shapes, strict=True))
 
 
-CALLS = {
-    "angles": (rotate_by_angles, X, P),
-    "angles of known lengths": (rotate_by_angles, (sample(), KNOWN), (BY_BATCH, KNOWN[:2])),
-    **{axes: rotate_axes(axes) for axes in ("bhsd", "hsbd")},
-    "float16": (RoPE().rotate, X16, P),
-    "separate": (lambda q, k, p: rope_xp.apply(q, k, p, k_positions=p + 0), X16, X, P),
-    **{
-        dtype: (RoPE().rotate, X, (SMALL.astype(dtype), ("tokens",)))
-        for dtype in ("int8", "uint32", "uint64")
-    },
-    "unrotate": (YARN.unrotate, X, P_BY_BATCH),
-    "rerotate": (lambda x, p: RoPE().rerotate(x, p, p + 5), X, (np.arange(9), ("tokens",))),
-    "cos_sin": (lambda p: YARN.cos_sin(p, D), P_BY_BATCH),
-    "several": (SEVERAL.rotate, X, (np.stack([BY_BATCH] * 3), (3, "batch", "tokens"))),
-    "float64": (YARN.rotate, X64, P),
-    "float64, fractions": (YARN.rotate, X64, (POSITIONS / 7, ("tokens",))),
-    "tables": (lambda x: rope_xp.apply_tables(x, *TABLES), X64),
-}
+def test_graphs_of_every_dtype_have_the_bits_of_numpy():
+    check(
+        lambda x, x16, x64, p, fractions: (
+            *(RoPE().rotate(x16, p), ROPES["yarn"].rotate(x64, p)),
+            *rope_xp.apply(x16, x, p, k_positions=p + 0),
+            *(ROPES["yarn"].rotate(x64, fractions), rope_xp.apply_tables(x64, *TABLES)),
+        ),
+        *(X, X16, X64, P, (POSITIONS / 7, ("tokens",))),
+    )
+    small = [(SMALL.astype(dtype), ("tokens",)) for dtype in ("int8", "uint32", "uint64")]
+    check(lambda x, *kinds: tuple(RoPE().rotate(x, p) for p in kinds), X, *small)
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_graphs_of_every_call_have_the_bits_of_numpy(name):
-    check(*CALLS[name])
-
-
-@pytest.mark.parametrize("positions", [POSITIONS / 7, (BY_BATCH[1] + 0.25).astype(np.float32)])
-def test_graphs_of_fractions_are_an_ulp_from_numpy(positions):
+def test_graphs_of_fractions_are_an_ulp_from_numpy():
     # cos and sin of a fraction are onnxruntime's own, an ulp (6e-8) from numpy's, and |x| < 4.
-    check(RoPE().rotate, X, (positions, ("tokens",)), atol=5e-7)
+    fractions = POSITIONS / 7, (BY_BATCH[1] + 0.25).astype(np.float32)
+    check(
+        lambda x, *kinds: tuple(RoPE().rotate(x, p) for p in kinds),
+        *(X, *((p, ("tokens",)) for p in fractions)),
+        atol=5e-7,
+    )
 
 
 def test_positions_out_of_range_give_nan():

@@ -22,15 +22,6 @@ def flash(x, cos, sin, interleaved=False, inplace=False, seqlen_offsets=0, cu_se
 TARGET = targets.find("torch:cpu")
 
 
-def install(monkeypatch, module, **functions):
-    parts = module.split(".")
-    for i in range(1, len(parts) + 1):
-        package = types.ModuleType(".".join(parts[:i]))
-        package.__path__ = []
-        monkeypatch.setitem(sys.modules, package.__name__, package)
-    vars(sys.modules[module]).update(functions)
-
-
 @pytest.mark.parametrize("fault", ["other way", "other layout", "one array", "NaN"])
 def test_what_rotates_differently_is_not_timed(fault, monkeypatch):
     def wrong(x, cos, sin):
@@ -41,7 +32,9 @@ def test_what_rotates_differently_is_not_timed(fault, monkeypatch):
             return flash(shuffled, cos, sin)
         return flash(x, cos, sin if fault == "one array" and x.shape[2] == 32 else -sin)
 
-    install(monkeypatch, "flash_attn.layers.rotary", apply_rotary_emb=wrong)
+    for name in ("flash_attn", "flash_attn.layers", "flash_attn.layers.rotary"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+        vars(sys.modules[name]).update(__path__=[], apply_rotary_emb=wrong)
     made = {"flash_attn": rival_calls.RIVALS["flash_attn"]}
     accepted, missing = measure.tried(TARGET, made)
     assert not accepted

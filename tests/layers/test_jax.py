@@ -21,10 +21,8 @@ def test_equal_layers_share_a_compilation(framework):
         return layer(*arrays)
 
     layers = [framework.layer(ROPES[name]) for name in ("yarn", "yarn", "half")]
-    module, jit = {"flax": ("flax.nnx", "jit"), "equinox": ("equinox", "filter_jit")}[
-        framework.name
-    ]
-    compiled = getattr(importlib.import_module(module), jit)(rotate)
+    module = importlib.import_module("flax.nnx" if framework is FLAX else "equinox")
+    compiled = module.jit(rotate) if framework is FLAX else module.filter_jit(rotate)
     results = [compiled(layer, Q, K, POSITIONS) for layer in layers]
     assert_same(results[0], jax.jit(ROPE.apply)(Q, K, POSITIONS))
     assert_same(results[1], results[0])
@@ -33,17 +31,14 @@ def test_equal_layers_share_a_compilation(framework):
 
 @either
 def test_equal_layers_have_equal_structures_and_merge_back(framework):
-    def split(rope):
-        layer = framework.layer(rope, axes="bshd")
-        if framework is EQUINOX:
-            return jax.tree.flatten(layer)[::-1]
-        return importlib.import_module("flax.nnx").split(layer)
-
-    structure, state = split(ROPE)
-    assert structure == split(ROPE)[0] != split(ROPES["slice"])[0]
-    merge = (
-        jax.tree.unflatten if framework is EQUINOX else importlib.import_module("flax.nnx").merge
-    )
+    if framework is EQUINOX:
+        split, merge = lambda layer: jax.tree.flatten(layer)[::-1], jax.tree.unflatten
+    else:
+        nnx = importlib.import_module("flax.nnx")
+        split, merge = nnx.split, nnx.merge
+    structure, state = split(framework.layer(ROPE, axes="bshd"))
+    assert structure == split(framework.layer(ROPE, axes="bshd"))[0]
+    assert structure != split(framework.layer(ROPES["slice"], axes="bshd"))[0]
     merged = merge(structure, state)
     assert (merged.rope, merged.axes) == (ROPE, "bshd")
     assert_same(merged(Q, K, POSITIONS), ROPE.apply(Q, K, POSITIONS))

@@ -91,10 +91,8 @@ def test_functions_run_on_the_oldest_standard_with_every_flag_off(name):
 
 
 @pytest.mark.covering
-@pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize(
-    "backend", rows(("array-api-strict", "torch", "torch-compile", "jax-jit", "dask"))
-)
+@pytest.mark.parametrize("name", ["attention", "linear, causal", "linear, softmax", "spans"])
+@pytest.mark.parametrize("backend", rows(("torch", "torch-compile", "jax-jit", "dask")))
 def test_functions_on_every_library_have_the_numbers_of_numpy(backend, name):
     function, n, options = CALLS[name]
     tokens = 12 if "mask" in options else 150  # of linear attention, more than a chunk

@@ -15,7 +15,6 @@ SHAPES = {
         ((Q[..., :0], Q[..., :0], TABLE), r"q has shape \(2, 5, 4, 0\); .*any but 0\)"),
         ((Q, Q[:, :3], TABLE), "pass positions and k_positions"),
         ((Q, Q, TABLE[:6]), r"6 entries.*2 \* clip \+ 1"),
-        ((Q, Q, TABLE[:, :5]), r"\(7, 5\); .* here \(any but 0, 6\)"),
     ],
     partial(encodings.shaw, Q, Q, TABLE): [
         ({"scale": 0.0}, "scale must be positive"),
@@ -23,7 +22,6 @@ SHAPES = {
     ],
     encodings.shaw_values: [
         ((W[:, :3], V, V_TABLE), "weights has 3 heads and v 2; .* a multiple"),
-        ((W[:1], V, V_TABLE), r"weights has shape \(1, 4, 5, 6\); .* here \(2, any, any, 6\)"),
         ((W, V[0, 0], V_TABLE), r"v has shape \(2, 3\); it must be"),
         ((W[..., :5], V[:, :5], V_TABLE[:, :2]), r"_values has shape \(7, 2\)"),
     ],
@@ -31,13 +29,8 @@ SHAPES = {
         ((Q, Q, TABLE[:3], TABLE[:4], np.zeros((4, 6, 2))), r"u has .*\(3, 6\).*\(4, 6\)"),
         ((Q, Q, TABLE[:4], TABLE[:4], np.zeros((4, 6, 3))), "w_relative must be even"),
     ],
-    encodings.t5_bias: [
-        ((Q, Q, np.zeros((3, 4))), "num_buckets must be >= 4"),
-    ],
-    encodings.t5_buckets: [
-        (([1], 32, 8), "max_distance must exceed the 8"),
-        (([1], 32, 2**31), r"below 2\*\*31"),
-    ],
+    encodings.t5_bias: [((Q, Q, np.zeros((3, 4))), "num_buckets must be >= 4")],
+    encodings.t5_buckets: [(([1], 32, 8), "must exceed the 8"), (([1], 32, 2**31), "below 2")],
     encodings.deberta: [
         ((Q, Q, *[np.zeros((5, 4, 6))] * 2), r"clip entries, an even number"),
         ((Q, Q, np.zeros((4, 4, 6)), np.zeros((6, 4, 6))), r"relative_k .* here \(4, 4, 6\)"),
@@ -54,9 +47,7 @@ TYPES = {
         ({"scale": "1"}, "scale must be a number"),
         ({"positions": np.arange(5) + 0.5}, "positions must hold integers"),
     ],
-    encodings.shaw_values: [
-        ((W > 0, V, V_TABLE), "weights is .* bool; convert it to one of bfloat16"),
-    ],
+    encodings.shaw_values: [((W > 0, V, V_TABLE), "weights is .* bool; convert it to one of")],
     encodings.t5_buckets: [(([0.5],), "relative must hold integers")],
     encodings.sinusoidal: [(([0], 4.0), "dim must be an integer")],
 }

@@ -18,11 +18,6 @@ CLOSE: dict[str, float] = {"rtol": 0, "atol": 1e-12}
 
 
 @pytest.fixture
-def rng() -> np.random.Generator:
-    return np.random.default_rng(5)
-
-
-@pytest.fixture
 def qk(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     q, k = (rng.standard_normal((1, TOKENS, heads, DIM)) for heads in (HEADS, KV_HEADS))
     return q, k

@@ -89,7 +89,7 @@ def run_parts():
     def call():
         threads.run_in_parts(work, 9, 4)
 
-    for completed in run_interrupted(call, 150, 4e-3):
+    for completed in run_interrupted(call, 100, 4e-3):
         now = len(started)
         assert not running, "a worker runs a part of a call that is over"
         assert now == len(set(started)), "a part was run twice"
@@ -111,7 +111,7 @@ def rotate_arrays():
     def call():
         ROPE.rotate(y, out=y)
 
-    for completed in run_interrupted(call, 60, 1e-2):
+    for completed in run_interrupted(call, 40, 1e-2):
         now = y[0, ::8, 0, :2].copy()  # so few that no thread ends meanwhile
         assert not completed or np.array_equal(y, expected)
         time.sleep(4e-3)

@@ -31,10 +31,6 @@ K = random.standard_normal((BATCH, TOKENS, 4, HEAD_DIM)).astype(np.float32)
 AT = 1_000_000 + np.tile(np.arange(TOKENS, dtype=np.int32), (BATCH, 1))
 
 
-def mesh(kind):
-    return Mesh(np.array(jax.devices()).reshape(2, 2, 2), ("b", "t", "h"), axis_types=(kind,) * 3)
-
-
 def by_numpy(function, *arguments):
     with rope_xp.use_path(None):
         return function(*arguments)
@@ -44,24 +40,21 @@ def collectives(function, *arguments):
     return sorted(set(COLLECTIVE.findall(jax.jit(function).lower(*arguments).compile().as_text())))
 
 
-def placed(on, spec):
-    (batch, tokens) = (*spec, None, None)[:2]
-    yield "as tokens", jax.device_put(AT, NamedSharding(on, P(batch, tokens))), AT
-    yield "one axis", jax.device_put(AT[0], NamedSharding(on, P(tokens))), AT[:1]
-    yield "replicated", jax.device_put(AT, NamedSharding(on, P())), AT
-    yield "numpy", AT, AT
-    yield "None", None, AT[:1] - 1_000_000
-
-
-def sharded(layout, kind, spec, every):
-    rope, on = RoPE(layout=layout), mesh(kind)
-    q, k = (jax.device_put(x, NamedSharding(on, spec)) for x in (Q, K))
+def sharded(kind):
+    rope, axes = RoPE(layout="half"), ("b", "t", "h")
+    on = Mesh(np.array(jax.devices()).reshape(2, 2, 2), axes, axis_types=(AxisType[kind],) * 3)
+    q, k = (jax.device_put(x, NamedSharding(on, P(*axes))) for x in (Q, K))
+    placed = {
+        "as tokens": (jax.device_put(AT, NamedSharding(on, P("b", "t"))), AT),
+        "replicated": (jax.device_put(AT, NamedSharding(on, P())), AT),
+        "None": (None, AT[:1] - 1_000_000),
+    }
 
     def loss(q, k, at):
         return sum((y**2).sum() for y in rope.apply(q, k, at))
 
     gradient = jax.grad(loss, argnums=(0, 1))
-    for name, at, known in list(placed(on, spec))[::every]:
+    for name, (at, known) in placed.items():
         expected = by_numpy(rope.apply, Q, K, known)
         for how, function in (("eager", rope.apply), ("jit", jax.jit(rope.apply))):
             found = function(q, k, at)
@@ -74,9 +67,9 @@ def sharded(layout, kind, spec, every):
         yield f"{name}: backward moves nothing", not collectives(gradient, q, k, at)
 
 
-def context_parallel(layout):
+def context_parallel():
     """Devices that see their own tokens only, in order and in zigzag."""
-    rope, ring = RoPE(layout=layout), jax.make_mesh((8,), ("t",))
+    rope, ring = RoPE(layout="half"), jax.make_mesh((8,), ("t",))
     split = P(None, "t")
     right = by_numpy(rope.rotate, Q)
 
@@ -97,10 +90,10 @@ def context_parallel(layout):
     yield "zigzag: nothing moves", not collectives(zigzag, x, at)
 
 
-def split_heads(layout):
+def split_heads():
     """head_dim over devices: right, at a price."""
     ring = Mesh(np.array(jax.devices()), ("d",), axis_types=(AxisType.Auto,))
-    rope = RoPE(layout=layout)
+    rope = RoPE(layout="half")
     x = jax.device_put(Q, NamedSharding(ring, P(None, None, None, "d")))
     found = jax.jit(rope.rotate)(x)
     yield "values", np.allclose(found, by_numpy(rope.rotate, Q), rtol=0, atol=CLOSE)
@@ -110,11 +103,7 @@ def split_heads(layout):
 def main(path, kind):
     """Print which cases of half heads fail, and how many cases there are."""
     with rope_xp.use_path(path):
-        cases = [
-            *sharded("half", AxisType[kind], P("b", "t", "h"), 2),
-            *context_parallel("half"),
-            *split_heads("half"),
-        ]
+        cases = [*sharded(kind), *context_parallel(), *split_heads()]
     for name, holds in cases:
         if not holds:
             print(f"{name} does not hold")

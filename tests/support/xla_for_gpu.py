@@ -77,16 +77,16 @@ def main():
     layouts, dims = ("half", "interleaved", "interleaved_to_half"), (HEAD_DIM, HEAD_DIM // 2)
     usual, specs = (["half"], [HEAD_DIM], ["bfloat16"]), (P("x"), P(None, "x"), P(None, None, "x"))
     cases = [
-        *product(["jit-gpu"], directions, layouts, dims, dtypes, [1], [P()]),
-        *product(["jit-gpu"], directions, *usual, [2], specs),
+        *product(directions, layouts, dims, dtypes, [1], [P()]),
+        *product(directions, *usual, [2], specs),
     ]
     cases = cases[:: int((*sys.argv, "1")[2])]
-    for path, function, layout, rotary_dim, dtype, devices, spec in cases:
+    for function, layout, rotary_dim, dtype, devices, spec in cases:
         rope = RoPE(layout=layout, rotary_dim=rotary_dim)  # type: ignore[arg-type]  # of a list
-        with rope_xp.use_path(path):
+        with rope_xp.use_path("jit-gpu"):
             properties = compiled(partial(function, rope), dtype, devices, spec)
-        case = {"path": path, "direction": function.__name__, "layout": layout, "dtype": dtype}
-        print(json.dumps(case | {"rotary_dim": rotary_dim, "shards": list(spec), **properties}))
+        case = {"direction": function.__name__, "layout": layout, "rotary_dim": rotary_dim}
+        print(json.dumps(case | properties))
 
 
 if __name__ == "__main__":

@@ -137,13 +137,13 @@ VIEWS = {
 @pytest.mark.covering
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_views_of_every_kind_have_the_bits_of_copies(any_path, view, dtype, rng):
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_views_of_every_kind_have_the_bits_of_copies(any_path, layout, view, dtype, rng):
     axes, make = VIEWS[view]
-    for layout in LAYOUTS:
-        x, rope = make(sample(rng, 2, 130, 3, 16, dtype=dtype)), RoPE(layout=layout)
-        before = x.copy()
-        same(rope.rotate(x, POSITIONS, axes=axes), truth(rope.rotate, before, POSITIONS, axes=axes))
-        same(x, before)
+    x, rope = make(sample(rng, 2, 130, 3, 16, dtype=dtype)), RoPE(layout=layout)
+    before = x.copy()
+    same(rope.rotate(x, POSITIONS, axes=axes), truth(rope.rotate, before, POSITIONS, axes=axes))
+    same(x, before)
 
 
 @pytest.mark.parametrize("kind", COPIED)

@@ -1,10 +1,7 @@
 """Kernels as processes have them: compiled late, not at all, in forked children."""
 
-import compileall
 import importlib
 import os
-import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,12 +20,6 @@ pytest.importorskip("llvmlite")
 machine = importlib.import_module("rope_xp_backends.cpu.machine")
 
 POSITIONS = np.arange(130) * 1000
-
-
-@pytest.fixture
-def nothing_compiled(monkeypatch):
-    call_cache.CALLS.cache_clear()  # which are bound to kernels
-    monkeypatch.setattr(paths, "KERNELS", Kernels("llvmlite", launch._load_compiler))
 
 
 def python(code, *arguments, **environment):
@@ -108,7 +99,9 @@ def test_rotations_while_the_interpreter_shuts_down_are_right():
     assert python(AT_EXIT, ROPE_XP_NUM_THREADS="3") == "True"
 
 
-def test_a_second_kernel_that_fails_finds_nothing_written(nothing_compiled, monkeypatch, rng):
+def test_a_second_kernel_that_fails_finds_nothing_written(monkeypatch, rng):
+    call_cache.CALLS.cache_clear()  # which are bound to kernels
+    monkeypatch.setattr(paths, "KERNELS", Kernels("llvmlite", launch._load_compiler))
     compile_kernel = machine.compile_kernel
 
     def only_float32(key):
@@ -170,36 +163,3 @@ print(len(wrong))
 def test_memory_of_a_kernel_is_its_own_until_it_returns():
     """Threads that allocate from one heap would be given it otherwise."""
     assert python(SHARED_MEMORY, MALLOC_ARENA_MAX="1") == "0"
-
-
-FROM_ONE_PLACE = """
-import sys
-from importlib.machinery import BuiltinImporter, FrozenImporter, PathFinder
-sys.meta_path[:] = BuiltinImporter, FrozenImporter, PathFinder
-sys.path.insert(0, sys.argv[1])
-"""
-ROTATE = """
-import numpy as np, rope_xp
-x = np.arange(48, dtype=np.float32).reshape(3, 2, 8)
-results = []
-for path in ("llvm", "portable"):
-    with rope_xp.use_path(path):
-        results.append(rope_xp.RoPE().rotate(x))
-assert np.array_equal(*results)
-print(rope_xp.__file__)
-"""
-
-
-@pytest.mark.exhaustive
-def test_packages_of_bytecode_alone_and_in_a_zip_rotate(tmp_path):
-    copy = tmp_path / "copy"
-    for package in (rope_xp, importlib.import_module("rope_xp_backends")):
-        folder = Path(str(package.__file__)).parent
-        shutil.copytree(folder, copy / folder.name, ignore=shutil.ignore_patterns("__pycache__"))
-    zipped = shutil.make_archive(str(tmp_path / "zipped"), "zip", copy)
-    assert compileall.compile_dir(copy, quiet=1, legacy=True)
-    for source in copy.rglob("*.py"):
-        source.unlink()
-    for place in (zipped, str(copy)):
-        # The first of all places: neither the folder that tests run in nor an editable install.
-        assert python(FROM_ONE_PLACE + ROTATE, place).startswith(place)

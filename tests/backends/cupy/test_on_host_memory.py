@@ -67,6 +67,7 @@ def host(monkeypatch):
     return synchronized
 
 
+@pytest.mark.exhaustive  # which compiles the kernels with norms
 def test_norms_of_cached_calls_read_their_own_weights(host, rng):
     q, k = sample(rng, 5, 4, 16), sample(rng, 5, 2, 16)
     for _ in range(3):

@@ -47,17 +47,9 @@ def rotated(chunks: int):
 def test_arrays_larger_than_a_worker_pass_through_it_without_spilling(tmp_path):
     distributed = pytest.importorskip("distributed", reason="distributed is not installed")
     assert CHUNKS * CHUNK >= 2 * LIMIT
-    with (
-        distributed.LocalCluster(
-            n_workers=1,
-            threads_per_worker=2,
-            processes=True,
-            memory_limit=LIMIT,
-            dashboard_address=None,
-            local_directory=str(tmp_path),
-        ) as cluster,
-        distributed.Client(cluster) as client,
-    ):
+    workers = {"n_workers": 1, "threads_per_worker": 2, "processes": True, "memory_limit": LIMIT}
+    workers |= {"dashboard_address": None, "local_directory": str(tmp_path)}
+    with distributed.LocalCluster(**workers) as cluster, distributed.Client(cluster) as client:
         rotated(2).compute()  # imports, tables and kernels are there to stay
         before = client.run(read_memory, "VmRSS")
         sums = rotated(CHUNKS).compute()

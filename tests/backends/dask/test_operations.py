@@ -62,20 +62,16 @@ def test_positions_of_every_kind_and_chunk_equal_numpy(dtype):
             equal(RoPE().rotate(lazy, positions), RoPE().rotate(x, p))
 
 
-AXES = [("bhsd", (2, 4, 9, 8)), ("sxhbd", (9, 2, 3, 2, 8)), ("sd", (9, 8))]
-
-
-@pytest.mark.parametrize(("axes", "shape"), AXES)
+@pytest.mark.parametrize(("axes", "shape"), [("bhsd", (2, 4, 9, 8)), ("sxhbd", (9, 2, 3, 2, 8))])
 def test_batched_positions_of_any_chunks_equal_numpy_for_all_axes(axes, shape):
     x = sample(*shape)
     lazy = da.from_array(x, chunks=tuple(max(n // 2, 1) for n in shape))
     batch = [n for n, name in zip(shape, axes, strict=True) if name not in "shd"]
     full = np.random.default_rng(1).integers(0, 1 << 30, (*batch, 9))
-    for p in (full, full[..., :1], full[:1], full + 0.25) if batch else (full, full + 0.25):
+    for p in (full, full[..., :1], full[:1], full + 0.25):
         expected = RoPE().rotate(x, p, axes=axes)
-        equal(RoPE().rotate(lazy, p, axes=axes), expected)
-        for chunks in (-1, 2):
-            equal(RoPE().rotate(lazy, da.from_array(p, chunks=chunks), axes=axes), expected)
+        for given in (p, da.from_array(p), da.from_array(p, chunks=2)):
+            equal(RoPE().rotate(lazy, given, axes=axes), expected)
 
 
 def test_position_components_of_any_chunks_equal_numpy():
@@ -124,6 +120,7 @@ def tasks(*arrays):
 def test_a_call_adds_few_tasks_a_block_and_computes_nothing(head_dim):
     lazy = da.ones((2, 40, 4, 8), chunks=((1, 1), (7,) * 5 + (5,), (3, 1), head_dim))
     blocks = 2 * 6 * 2
+    assert str(rope_xp.explain(lazy, lazy)) == "dask: blockwise"
     kinds = [None, np.arange(40) / 3, da.arange(40, chunks=11), da.zeros((2, 40), chunks=(1, 7))]
     with dask.config.set(scheduler=lambda *_, **__: pytest.fail("something was computed")):
         for p in kinds:
@@ -148,25 +145,13 @@ def test_graphs_travel_without_tables():
     assert len(cloudpickle.dumps(dict(dask.optimize(got)[0].__dask_graph__()))) < 128 * 1000
 
 
-def test_bad_positions_of_the_host_are_refused_at_once():
-    lazy = da.ones((2, 9, 4, 8), dtype=np.float32)
-    assert str(rope_xp.explain(lazy, lazy)) == "dask: blockwise"
-    with pytest.raises(RopeError, match="for_length"):
-        RoPE(scaling=rope_xp.scaling.DynamicNTK(2.0, 64)).rotate(lazy)
-    with pytest.raises(RopeError, match="must lie between"):
-        RoPE().rotate(lazy, np.arange(9) + (1 << 31))
-    assert np.isnan(RoPE().rotate(lazy, da.arange(9) + (1 << 31)).compute()).all()
-
-
-def test_mixed_libraries_out_integers_and_masked_blocks_are_refused():
+def test_mixed_libraries_out_and_masked_blocks_are_refused():
     x = sample(2, 9, 4, 8)
     lazy = da.from_array(x, chunks=3)
-    whole, masked = da.ones((2, 9, 4, 8), dtype=int), da.ma.masked_array(x, x > 0)
+    masked = da.ma.masked_array(x, x > 0)
     for message, call in (
-        ("q is a dask array and k a numpy array", lambda: rope_xp.apply(lazy, x)),
         ("is a numpy array and positions a dask", lambda: RoPE().rotate(x, da.arange(9))),
         ("dask arrays: .*no memory to write to", lambda: RoPE().rotate(lazy, out=lazy)),
-        ("q is a dask array .* int64.*convert it", lambda: rope_xp.apply(whole, lazy)),
         ("not those of an ndarray", lambda: equal(RoPE().rotate(masked), x)),
     ):
         with pytest.raises(TypeError, match=message):

@@ -5,6 +5,7 @@ from unittest.mock import Mock
 
 import pytest
 from rope_xp_backends.torch import cpu, gpu
+from support.exhaustive import exhaustive
 from support.rules import Temperature
 from support.targets import truth
 from support.torch_op import POSITIONS, TORCH, recording, rotate, same, sample
@@ -20,8 +21,8 @@ ops = torch.ops.rope_xp
 pytestmark = pytest.mark.usefixtures("_by_kernels")
 
 
-@pytest.mark.parametrize("looked_up", [True, False])
-def test_operators_pass_the_checks_of_torch(looked_up):
+@pytest.mark.parametrize(("looked_up", "turn"), [(True, 0), (False, 1), exhaustive(True, 2)])
+def test_operators_pass_the_checks_of_torch(looked_up, turn):
     angles = (None, None, *RoPE().cos_sin(POSITIONS, 8), None, None)
     if looked_up:
         backend = importlib.import_module("rope_xp_backends.torch").BACKEND
@@ -29,11 +30,13 @@ def test_operators_pass_the_checks_of_torch(looked_up):
         angles = (POSITIONS, torch.rand(POSITIONS.shape), *digits, torch.rand(4))
     how = (*angles, None, "bshd", "half", 0, False)
     x, heads_first = sample(2, 5, 3, 8), sample(2, 3, 5, 8).transpose(1, 2)
-    for q, k in ((x, x[:, :, 1:]), (heads_first, x), (x.bfloat16(), heads_first.bfloat16())):
-        torch.library.opcheck(ops.rotate.default, (q, *how))
-        torch.library.opcheck(ops.rotate_pair.default, (q, k, *how))
-        out = [torch.empty_like(q), torch.empty_like(k)]
-        torch.library.opcheck(ops.rotate_out.default, (out, [q, k], *how))
+    pairs = [(x, x[:, :, 1:]), (heads_first, x), (x.bfloat16(), heads_first.bfloat16())]
+    # Each operator with each pair.
+    one, both, (q, k) = pairs[turn - 1], pairs[turn], pairs[turn - 2]
+    torch.library.opcheck(ops.rotate.default, (one[0], *how))
+    torch.library.opcheck(ops.rotate_pair.default, (*both, *how))
+    out = [torch.empty_like(q), torch.empty_like(k)]
+    torch.library.opcheck(ops.rotate_out.default, (out, [q, k], *how))
 
 
 @pytest.mark.parametrize("strides", [(16, 1, 0, 1), (1, 8, 0, 1), (1, 1, 0, 1)], ids=str)
@@ -115,26 +118,18 @@ def train(attention, tokens, p):
     return *results, *torch.autograd.grad([x.square().sum() for x in results], (q, k))
 
 
-own_classes = pytest.mark.skipif(
+@pytest.mark.skipif(
     TORCH < (2, 12), reason="before torch 2.12 a graph makes instances of rope_xp's classes alone"
 )
-
-
-@own_classes
-def test_graphs_hold_the_operator_and_serve_all_lengths():
+def test_graphs_hold_the_operator_serve_all_lengths_and_run_where_kernels_fail(monkeypatch):
     graphs = []
     compiled = torch.compile(attend, fullgraph=True, backend=recording(graphs))
     for tokens in (5, 9, 700):
         p = torch.arange(tokens) + 70_000
-        same(train(compiled, tokens, p), train(attend, tokens, p))
+        expected = train(attend, tokens, p)
+        same(train(compiled, tokens, p), expected)
     assert len(graphs) == 4  # forward and backward, of one length and of all
     assert all("rope_xp.rotate_pair.default" in graph for graph in graphs)
-
-
-@own_classes
-def test_a_graph_runs_where_kernels_fail(monkeypatch):
-    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
-    expected = train(compiled, 5, POSITIONS)
     given = torch.compile(rope_xp.apply_tables, fullgraph=True, backend="aot_eager")
     expected_given = given(*(tables := (sample(2, 5, 4, 16), *RoPE().cos_sin(POSITIONS, 16))))
     for kernels in (cpu.KERNELS, gpu.KERNELS):
@@ -142,7 +137,7 @@ def test_a_graph_runs_where_kernels_fail(monkeypatch):
     rope_xp.clear_caches()  # of plans with kernels
     for name in (None, "portable"):
         with rope_xp.use_path(name):
-            same(train(compiled, 5, POSITIONS), expected)
+            same(train(compiled, tokens, p), expected)
             same(given(*tables), expected_given)
     with pytest.raises(RopeError, match="was forced, but cannot take this call"):
         given(*tables)

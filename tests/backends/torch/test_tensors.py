@@ -126,35 +126,17 @@ def test_tensors_that_are_not_dense_are_refused(argument, kind):
             USES[argument](given)
 
 
-YARN = RoPE(layout="half", scaling=YaRN(4.0, 4096))
-
-
-def by_angles(q, k, p):
-    angles = YARN.at(p, like=q)
-    for _ in range(2):
-        q, k = angles.apply(q, k)
-    return angles.unrotate(q), k
-
-
-def layer_by_layer(q, k, p):
-    for _ in range(2):
-        q, k = YARN.apply(q, k, p)
-    return YARN.unrotate(q, p), k
-
-
-def arguments(tokens):
-    return sample(1, tokens, 4, 16), sample(1, tokens, 2, 16), torch.arange(tokens) + 70_000
-
-
 @pytest.mark.parametrize("path", [None, "portable"])
 def test_gradients_by_shared_angles_equal_layer_by_layer(path):
-    q, k, p = arguments(5)
-    with rope_xp.use_path(path):
-        gradients = []
-        for function in (by_angles, layer_by_layer):
-            leaves = [x.clone().requires_grad_() for x in (q, k)]
-            results = function(*leaves, p)
-            gradients.append(torch.autograd.grad([x.square().sum() for x in results], leaves))
+    rope, p = RoPE(layout="half", scaling=YaRN(4.0, 4096)), torch.arange(5) + 70_000
+    gradients = []
+    for shared in (True, False):
+        q, k = sample(1, 5, 4, 16, grad=True), sample(1, 5, 2, 16, grad=True)
+        with rope_xp.use_path(path):
+            angles, at = (rope.at(p, like=q), ()) if shared else (rope, (p,))
+            results = angles.apply(*angles.apply(q, k, *at), *at)
+            results = angles.unrotate(results[0], *at), results[1]
+            gradients.append(torch.autograd.grad([x.square().sum() for x in results], (q, k)))
     same(*gradients)
 
 

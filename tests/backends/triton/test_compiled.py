@@ -3,12 +3,11 @@
 import re
 import subprocess
 from collections import Counter
-from itertools import product
+from itertools import cycle, product
 
 import pytest
 from rope_xp_backends.gpu import triton_plan
 from support.equality import LAYOUTS
-from support.exhaustive import covering
 from support.targets import ALL_FLOATS
 
 import rope_xp
@@ -33,12 +32,6 @@ OLD = triton.__version__.startswith("3.6.")
 NEW = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9)
 
 
-def compiled(variant, target):
-    from rope_xp_backends.gpu import triton_compile
-
-    return triton_compile.compile_kernel(variant, target)
-
-
 def resources(kernel, path):
     """Return the registers of a thread, and check that no numbers spill out of them."""
     cubin = path / "kernel.cubin"
@@ -52,7 +45,9 @@ def resources(kernel, path):
 
 def inspect(variant, target, path):
     """Count loads and stores by instruction; check registers and that no multiply-add is fused."""
-    kernel = compiled(variant, target)
+    from rope_xp_backends.gpu import triton_compile
+
+    kernel = triton_compile.compile_kernel(variant, target)
     check_that_rows_are_read_before_they_are_written(variant, kernel.asm["ttgir"])
     if target.backend == "hip":
         code = kernel.asm["amdgcn"]
@@ -121,11 +116,10 @@ def check(variant, target, path):
     assert widest(loads) >= widest(stores)
 
 
-EVERY = list(product([*CUDA, ROCM], LAYOUTS, ALL_FLOATS))
-FEW = covering([dict(enumerate(case)) for case in EVERY], 2)  # in which all pairs occur
+EVERY = zip(cycle([*CUDA, ROCM]), product(LAYOUTS, ALL_FLOATS), strict=False)
 
 
-@pytest.mark.parametrize(("target", "layout", "dtype"), [EVERY[i] for i in sorted(FEW)], ids=str)
+@pytest.mark.parametrize(("target", "layout", "dtype"), [(gpu, *case) for gpu, case in EVERY])
 def test_accesses_are_of_16_bytes(target, layout, dtype, planned, tmp_path):
     q, k = (torch.empty(1, 16, n, 128, dtype=getattr(torch, dtype)) for n in (32, 8))
     RoPE(layout=layout).apply(q, k, torch.arange(16))
@@ -136,11 +130,9 @@ def test_accesses_are_of_16_bytes(target, layout, dtype, planned, tmp_path):
 
 LAST = {"rotary_dim": 64, "rotary_offset": -64}
 CASES = {
-    "heads of 64": (RoPE(), (12, 64)),
     "heads of 80": (RoPE(layout="half"), (32, 80)),
-    "heads of 96": (RoPE(layout="interleaved"), (32, 96)),
+    "heads of 96": (RoPE(), (32, 96)),
     "first quarter": (RoPE(layout="half", rotary_dim=64), (16, 256)),
-    "last third": (RoPE(**LAST), (16, 192)),
     "last eighth": (RoPE(**LAST), (64, 512)),
     "in the other layout": (RoPE(layout="interleaved_to_half", **LAST), (16, 192)),
 }
