@@ -77,8 +77,9 @@ def covering(cases: list[dict[Any, Any]], at_once: int = 1) -> set[int]:
     left, kept, used = set().union(*tuples), set(), Counter()
     while left:
         new = [len(t & left) for t in tuples]
-        use = [-sum(used[value] for value in v) for v in values]
-        best = max(range(len(cases)), key=lambda i: (new[i], use[i]))
+        most = max(new)
+        several = [i for i, n in enumerate(new) if n == most]
+        best = min(several, key=lambda i: sum(used[value] for value in values[i]))
         kept.add(best)
         left -= tuples[best]
         used.update(values[best])
