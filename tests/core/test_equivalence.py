@@ -101,7 +101,7 @@ def test_rerotated_keys_equal_rotated_ones(backend, layout, rng):
     fields: dict[str, Any] = {"layout": layout, "rotary_dim": 8, "rotary_offset": 2}
     rope = RoPE(**fields, scaling=YaRN(4.0, 64))  # which has an attention factor
     other = RoPE(**fields, base=5e5, scaling=YaRN(8.0, 64, attention_factor=0.5))
-    for target in (None, other):
+    for target in (other,) if backend.compiles else (None, other):
         rerotate = partial(rope.rerotate, old_positions=POSITIONS, new_positions=new, to=target)
         cached = truth(rope.rotate, x, POSITIONS)
         rotated = backend.run(lambda x, rerotate=rerotate: rerotate(x), backend.make(cached))

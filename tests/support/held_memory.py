@@ -77,7 +77,7 @@ def main(kind, library):
     # Neither what compilers load nor what malloc keeps of freed arrays is held by calls.
     for result in islice(KINDS[kind](make), 6):
         del result
-    for n in range(1, 2200, 7):
+    for n in range(1, 2200, 50):
         result = make(np.ones((3, n, 1, 128), np.float32)) * 2
     del result
     before = resident()
