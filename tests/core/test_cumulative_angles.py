@@ -137,6 +137,8 @@ def test_packed_sequences_have_the_bits_of_each_alone(backend, ends):
         alone, last = run(backend, steps[:, first:end], return_state=True)
         np.testing.assert_array_equal(backend.back(packed)[:, first:end], backend.back(alone))
         np.testing.assert_array_equal(state, backend.back(last))
+        if backend.compiles:
+            break
 
 
 @EAGER
