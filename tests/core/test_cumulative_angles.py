@@ -12,7 +12,6 @@ from support.targets import Target, rows
 
 import rope_xp
 from rope_xp import RopeError
-from rope_xp._rotation import turns
 
 NAMES = ("numpy", "array-api-strict", "torch", "jax", "mlx")
 EAGER = pytest.mark.parametrize("backend", rows(NAMES))
@@ -94,19 +93,6 @@ def test_each_step_has_the_error_that_is_promised(dtype):
     errors = [int(n) * 2 ** (BITS - 64) - m for n, m in zip(states[:, 0], exact, strict=True)]
     half = 2 ** (BITS - 1)
     assert max(abs((e + half) % (2 * half) - half) for e in errors) <= 2 ** (BITS - 61)
-
-
-def test_words_of_32_bits_are_those_of_64():
-    steps = draw((5, 4000))
-    library = rope_xp._dispatch.find.require_backend(steps, "steps")
-    with np.errstate(over="ignore"):
-        low, high = turns.accumulate(library, turns.convert_steps(library, steps, False), 1)
-        negative = turns.negate(np, (low, high))
-        np.testing.assert_array_equal(turns.add(np, (low, high), negative), np.zeros((2, 5, 4000)))
-    (whole,) = turns.accumulate(library, turns.convert_steps(library, steps, True), 1)
-    words = low.view(np.uint32).astype(np.uint64) | high.view(np.uint32).astype(np.uint64) << 32
-    differences = words.view(np.int64) - whole
-    assert np.abs(differences).max() <= 2 * 8 * 4000  # both within 2**-61 turns a step
 
 
 @pytest.mark.covering
