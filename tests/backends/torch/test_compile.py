@@ -130,10 +130,10 @@ class Layer(torch.nn.Module):
         return self.rope.rotate(x, p), self.rope.unrotate(x)
 
 
+@torch._dynamo.config.patch(recompile_limit=64)  # far more ropes than a model has
 @pytest.mark.parametrize(("dynamic", "every"), [(None, 4), exhaustive(True, 2)])
-def test_compiled_layers_keep_their_ropes_apart(dynamic, every, monkeypatch):
+def test_compiled_layers_keep_their_ropes_apart(dynamic, every):
     """One forward function, many ropes and sizes: numbers that Dynamo would make symbols of."""
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 64)  # more than a model has
     rule = Nested(Inner(factor=2.0), (1.0, 2.0, 4.0, 8.0))
     ropes = [
         *(RoPE(base=1e4), RoPE(base=1e6), RoPE(rotary_dim=4), RoPE(rotary_dim=6)),
