@@ -5,13 +5,14 @@ from functools import partial
 import numpy as np
 import pytest
 from support.exhaustive import exhaustive
+from support.lazily import Lazily
 
 import rope_xp
 from rope_xp import RoPE, RopeError
 from rope_xp.scaling import YaRN
 
-ndx = pytest.importorskip("ndonnx")
-ort = pytest.importorskip("onnxruntime")
+ndx = Lazily("ndonnx")
+ort = Lazily("onnxruntime")
 
 BATCH, TOKENS, HEADS, D = 2, 9, 4, 16
 POSITIONS = np.array([0, 1, 2047, 70_000, 1 << 22, (1 << 31) - 1, -1, -70_001, 5])

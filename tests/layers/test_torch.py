@@ -9,15 +9,17 @@ import numpy as np
 import pytest
 from support.exhaustive import exhaustive
 from support.layers import LONGROPE, ROPES, TORCH, assert_same, inputs
+from support.lazily import Lazily
 
 from rope_xp import QKNorm, RoPE, RopeError, apply_frequencies
 
 torch = pytest.importorskip("torch")
 
-from torch._dynamo.testing import CompileCounter  # noqa: E402  # needs torch
 from torch.utils.checkpoint import checkpoint  # noqa: E402  # needs torch
 
 from rope_xp.layers.torch import Rotary  # noqa: E402  # needs torch
+
+dynamo = Lazily("torch._dynamo.testing")
 
 ROPE = ROPES["yarn"]
 SIZES = {"shared": {"head_dim": 16}, "head": {"head_dim": 16, "heads": 2}}
@@ -195,7 +197,7 @@ def test_gradients_are_the_same_under_activation_checkpointing(learn, use_checkp
 @pytest.mark.parametrize("learn", [None, exhaustive("head")])
 def test_compiled_layer_serves_all_lengths_after_one_recompilation(learn):
     torch._dynamo.reset()
-    counter, layer = CompileCounter(), learner(learn=learn) if learn else Rotary(ROPE)
+    counter, layer = dynamo.CompileCounter(), learner(learn=learn) if learn else Rotary(ROPE)
     compiled = torch.compile(layer, fullgraph=True, backend=counter)
     for tokens in (5, 6, 700):
         q, k, positions = inputs(TORCH, ROPE, tokens)
@@ -223,7 +225,7 @@ def test_qk_norm_built_in_forward_costs_no_graph_more_than_the_formula():
     graphs, results = {}, {}
     for by_formula in (True, False):
         torch._dynamo.reset()
-        model, counter = Normalize(by_formula), CompileCounter()
+        model, counter = Normalize(by_formula), dynamo.CompileCounter()
         model(*inputs(TORCH, ROPES["half"]))  # the first call of a process sets up the library
         compiled = torch.compile(model, fullgraph=True, backend=counter)
         results[by_formula] = [compiled(*inputs(TORCH, ROPES["half"], n)) for n in (5, 5, 6, 7, 5)]

@@ -12,13 +12,15 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import torch
-import torch._dynamo.testing
 from support.exhaustive import exhaustive
+from support.lazily import Lazily
 from support.patched import LOGITS, TOKENS, generate, gradients, is_ours, logits, modeling, replaced
 from support.small_models import MODELS, make
 
 import rope_xp
 from rope_xp.integrations.transformers import patch, unpatch
+
+dynamo = Lazily("torch._dynamo.testing")
 
 # One for each way in which models write the rotation, and what there is but once.
 SHORT = ["llama", "gemma3_text", "phi3", "glm", "cohere", "deepseek_v3", "gpt_neox", "llama4_text"]
@@ -80,7 +82,7 @@ def test_patched_model_in_each_use_computes_as_before(name, compute):
 def test_patched_modules_compiled_one_by_one_share_a_graph():
     """All modules of a class get the same class, so that torch.compile does not start anew."""
     model = patch(make("llama", num_hidden_layers=6))
-    before, counter = logits(model), torch._dynamo.testing.CompileCounter()
+    before, counter = logits(model), dynamo.CompileCounter()
     torch._dynamo.reset()
     model.model.rotary_emb.compile(backend="eager", fullgraph=True)
     for layer in model.model.layers:

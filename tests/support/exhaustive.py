@@ -23,8 +23,8 @@ def leave_out(items: list[pytest.Item]) -> set[pytest.Item]:
 
     Of a test with the mark ``covering`` the short suite runs few cases, and the exhaustive one all
     pairs of values. Of backends that compile each case anew, the short suite runs those of one
-    library, and few cases on them: the tests of a file take the libraries in turn. The exhaustive
-    one runs as few on each library. What needs a GPU is left as it is.
+    library, and few cases on them, one if the test has no such mark: the tests of a file take the
+    libraries in turn. The exhaustive one runs few on each library. What needs a GPU is left.
     """
     files = defaultdict(lambda: defaultdict(list))
     for item in items:
@@ -47,7 +47,8 @@ def leave_out(items: list[pytest.Item]) -> set[pytest.Item]:
             if mark:
                 short, wanted = choose(eager + own, at_once), choose(eager, max(2, at_once))
             else:
-                short, wanted = {*eager, *choose(own, at_once, backend=None)}, {*eager}
+                one = own[turn % len(own)] if own else None
+                short, wanted = {*eager, one} - {None}, {*eager}
             wanted |= short.union(*(choose(items, at_once) for items in each))
             for item in wanted - short:
                 item.add_marker(pytest.mark.exhaustive)
@@ -55,9 +56,8 @@ def leave_out(items: list[pytest.Item]) -> set[pytest.Item]:
     return dropped
 
 
-def choose(items: list[pytest.Function], at_once: int, **same: Any) -> set[pytest.Function]:
-    """Return few cases, by all parameters but those that are ``same``."""
-    return {items[i] for i in covering([item.callspec.params | same for item in items], at_once)}
+def choose(items: list[pytest.Function], at_once: int) -> set[pytest.Function]:
+    return {items[i] for i in covering([item.callspec.params for item in items], at_once)}
 
 
 def compiling_library(item: pytest.Function) -> str:
@@ -78,8 +78,9 @@ def covering(cases: list[dict[Any, Any]], at_once: int = 1) -> set[int]:
     left, kept, used = set().union(*tuples), set(), Counter()
     while left:
         new = [len(t & left) for t in tuples]
-        use = [-sum(used[value] for value in v) for v in values]
-        best = max(range(len(cases)), key=lambda i: (new[i], use[i]))
+        most = max(new)
+        several = [i for i, n in enumerate(new) if n == most]
+        best = min(several, key=lambda i: sum(used[value] for value in values[i]))
         kept.add(best)
         left -= tuples[best]
         used.update(values[best])

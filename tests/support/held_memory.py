@@ -30,7 +30,7 @@ def ropes(make):
 def angles(make, *, trains=False):
     """Prompts of many lengths, each with angles of its own."""
     rope = RoPE(layout="half")
-    for n in range(1500, 2200, 4):
+    for n in range(1500, 2200, 16):
         x = make(np.ones((1, n, 1, 128), np.float32))
         x = x.requires_grad_() if trains else x
         for _ in range(3):
@@ -45,7 +45,7 @@ def mixed(make):
     random = np.random.default_rng(0)
     many = [RoPE(base=5e3 + i, layout="half") for i in range(30)]
     many += [RoPE(scaling=scaling.DynamicNTK(2.0, 16)).for_length(n) for n in range(17, 47)]
-    for _ in range(600):
+    for _ in range(150):
         rope = many[random.integers(len(many))]
         n = int(random.integers(1, 400))
         x = make(np.ones((1, n, 2, 128), np.float32))
@@ -77,7 +77,7 @@ def main(kind, library):
     # Neither what compilers load nor what malloc keeps of freed arrays is held by calls.
     for result in islice(KINDS[kind](make), 6):
         del result
-    for n in range(1, 2200, 7):
+    for n in range(1, 2200, 50):
         result = make(np.ones((3, n, 1, 128), np.float32)) * 2
     del result
     before = resident()

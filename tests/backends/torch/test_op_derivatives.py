@@ -35,7 +35,7 @@ CALLS = {
     "plainly": rope_xp.apply,
     "with positions of k": lambda q, k, p: rope_xp.apply(q, k, p, k_positions=POSITIONS - 1),
     "mapped": torch.func.vmap(rope_xp.apply, in_dims=(0, 0, None)),
-    "compiled": torch.compile(rope_xp.apply, fullgraph=True, backend="aot_eager"),
+    "compiled": lambda *x: torch.compile(rope_xp.apply, fullgraph=True, backend="aot_eager")(*x),
 }
 
 

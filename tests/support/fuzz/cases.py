@@ -194,7 +194,7 @@ class Shape:
         return tuple(self.sizes[a] for a in self.axes if a not in "shd")
 
 
-_HEADS_DIM = st.integers(2, 12) | st.sampled_from([16, 34, 64, 70, 80, 96, 128])
+HEAD_DIMS = st.integers(2, 12) | st.sampled_from([16, 34, 64, 70, 80, 96, 128])
 _TOKENS = st.integers(0, 5) | st.sampled_from([9, 65, 130])
 
 
@@ -214,7 +214,7 @@ def shapes(draw):
     if "h" in axes:
         sizes["h"] = draw(st.integers(0, 4))
     many = np.prod(list(sizes.values()), dtype=int) > 400
-    sizes["d"] = draw(st.integers(2, 12) if many else _HEADS_DIM)
+    sizes["d"] = draw(st.integers(2, 12) if many else HEAD_DIMS)
     return Shape(axes, named, sizes)
 
 

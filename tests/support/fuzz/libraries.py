@@ -97,7 +97,7 @@ LIBRARIES = (
         writes=False,
         shared=False,
         flushes=True,
-        share=20,
+        share=10,
     ),
 )
 
