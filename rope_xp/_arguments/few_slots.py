@@ -1,6 +1,6 @@
 """Few new keys, as of decoded tokens, in slots of a cache like one that keys went to before.
 
-To check a cache takes ten times as long as to rotate a token. A plan holds what the checks found,
+To check a cache takes far longer than to rotate a token. A plan holds what the checks found,
 which depends on shapes, strides, dtypes, devices and names of axes alone. Slots and memory are
 checked in each call, and only the slow path raises.
 """
