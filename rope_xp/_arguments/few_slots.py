@@ -75,7 +75,8 @@ def find_slots(
     numbered = _number_slots(plan, slots)
     if numbered is None or not all(plan.backend.are_disjoint(x, cache) for x in inputs):
         return None
-    is_index = type(slots) is not list and plan.starts is None and numbered.itemsize >= 4
+    indices = plan.backend.xp.int32, plan.backend.xp.int64
+    is_index = plan.starts is None and type(slots) is not list and slots.dtype in indices
     return plan, numbered, slots.reshape(-1) if is_index else None
 
 
@@ -87,6 +88,7 @@ def _number_slots(plan: SlotPlan, slots: Any) -> np.ndarray | None:
     may_share = plan.starts is not None or all(n == 1 for n in plan.rows[:-1])
     if host.shape != plan.rows and not (may_share and host.shape == plan.rows[-1:]):
         return None
+    host = host.astype(np.int64, copy=False)
     numbers = host.reshape(-1).tolist()
     if min(numbers) < 0 or max(numbers) >= plan.limit:
         return None

@@ -97,12 +97,12 @@ def rotate_into_slots(
         raise TypeError(f"out[0] must be None or q with slots=: {backend.out_refusal}")
     m = backend.memory(view) if on_host and slots.size and backend.assigns_by_index else None
     # The slots are a slice of a view that has three axes.
-    is_flat = bool(m and (len(m.shape) == 3 or m.strides[0] == m.shape[1] * m.strides[1]))
+    is_flat = len(view.shape) == 3 or bool(m and m.strides[0] == m.shape[1] * m.strides[1])
     if described is not None and on_host:
         starts = np.arange(batch).reshape(*rows[:-1], 1) * limit if is_batched else None
         axes_of_plan = order, rows, head, cache_order, len(view.shape) == len(cache.shape)
         PLANS.store(described, SlotPlan(backend, *axes_of_plan, is_flat, limit, starts))
-    if is_flat and slots[-1] - slots[0] == slots.size - 1 and (np.diff(slots) == 1).all():
+    if m and is_flat and slots[-1] - slots[0] == slots.size - 1 and (np.diff(slots) == 1).all():
         keys = xp.reshape(view, (math.prod(view.shape[:-2]), *head))[slots[0] : slots[-1] + 1]
         keys = xp.permute_dims(xp.reshape(keys, shape), inverse)
         if not have_overlap(*(get_span(backend.memory(x)) for x in (k, keys))):

@@ -49,7 +49,7 @@ def test_later_calls_write_as_the_first_did(backend, kind, result, rng, monkeypa
         return [backend.back(x) for x in got]
 
     for slots in chosen:
-        for given in (slots, backend.make(np.array(slots))):
+        for given in (slots, *(backend.make(np.array(slots, dtype)) for dtype in ("u1", "i8"))):
             rope_xp.clear_caches()
             first, count = write(given), len(checked)
             for later, expected in zip(write(given), first, strict=True):

@@ -18,7 +18,7 @@ MAY = {
     "gate/gate": {"contents": "read"},
     "gate/core": {"contents": "read"},
     "gate/platforms": {"contents": "read"},
-    **{key: {"contents": "read"} for key in ("newest/core", "newest/pages", "newest/versions")},
+    **{f"newest/{key}": {"contents": "read"} for key in ("core", "versions", "models", "pages")},
     "release/gate": {"contents": "read"},
     "release/build": {"contents": "read"},
     "release/attest": {"id-token": "write", "attestations": "write"},
