@@ -25,7 +25,7 @@ OPERATOR += "and not pass_the_checks and not serve_all_lengths and not component
 ROWS = "torch-triton and not bfloat16"
 # Files, a choice of their tests, and their number at least.
 RUNS = [
-    (["backends/triton/test_kernel.py", "core/test_equivalence.py"], "", 75),
+    (["backends/triton/test_kernel.py", "core/test_equivalence.py"], "", 55),
     (["core/test_rotation.py", "core/test_angles.py", "core/test_shared_angles.py"], ROWS, 50),
     (["backends/torch/test_op*.py"], OPERATOR, 20),
 ]
