@@ -110,18 +110,18 @@ def write_few(
     """Return q rotated, and the cache with k in checked slots, of which ``index`` is an array."""
     backend, (q_out, cache) = plan.backend, out
     xp = backend.xp
+    q_out = xp.empty_like(q) if q_out is None else q_out  # so that out= refuses what learns
     view = xp.permute_dims(cache, plan.cache_order)
     view = view if plan.has_heads else xp.expand_dims(view, axis=-2)
     view = xp.reshape(view, (-1, *plan.head)) if plan.is_flat else view
     if slots.size == 1:
         row = view[int(slots[0])] if plan.is_flat else view[divmod(int(slots[0]), view.shape[1])]
-        row = xp.reshape(row, tuple(k.shape))
-        return rotate(out=(xp.empty_like(q) if q_out is None else q_out, row))[0], cache
-    rotated, keys = rotate(out=None if q_out is None else (q_out, xp.empty_like(k)))
+        return rotate(out=(q_out, xp.reshape(row, tuple(k.shape))))[0], cache
+    q_out, keys = rotate(out=(q_out, xp.empty_like(k)))
     keys = xp.reshape(xp.permute_dims(keys, plan.order), (slots.size, *plan.head))
     index = backend.asarray(slots, backend.device(cache)) if index is None else index
     assign_slots(view, index, keys)
-    return rotated, cache
+    return q_out, cache
 
 
 def assign_slots(cache: Array, slots: Array, keys: Array) -> None:

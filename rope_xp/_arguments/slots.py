@@ -258,11 +258,8 @@ def _check_slots(
             raise RopeError("slots holds the same slot twice; each may be written only once")
         slots, xp = host.astype(np.int64), np
     if is_batched:
-        count, device, slots = (
-            math.prod(batch),
-            backend.device(cache),
-            xp.broadcast_to(slots, shape),
-        )
+        count, device = math.prod(batch), backend.device(cache)
+        slots = xp.broadcast_to(slots, shape)
         starts = np.arange(count) if xp is np else backend.arange(count, device)
         through = slots + xp.reshape(starts, (*batch, 1)) * length
         # One beyond its sequence is beyond the cache, and not in the next sequence.

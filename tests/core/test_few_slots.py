@@ -82,16 +82,23 @@ def test_an_error_after_a_right_call_raises_and_writes_nothing(message):
     assert all((x == 1).all() for x in (Q, K, CACHE))
 
 
-def test_a_slot_given_twice_and_weights_that_learn_are_refused_after_a_right_call():
+def test_a_slot_given_twice_and_what_learns_are_refused_after_a_right_call():
     torch = pytest.importorskip("torch")
     q, k, cache = torch.ones(2, 1, 4, 12), torch.ones(2, 1, 2, 12), torch.zeros(16, 2, 12)
+    weight = torch.ones(12, requires_grad=True)
+    options = {"slots": [[3], [4]], "out": (None, cache)}
     for _ in "ab":
-        ROPE.apply(q, k, [0], slots=[[3], [4]], out=(None, cache))
+        ROPE.apply(q, k, [0], **options)
     with pytest.raises(RopeError, match="the same slot twice"):
-        ROPE.apply(q, k, [0], slots=[[3], [3]], out=(None, cache))
-    with pytest.raises(RopeError, match="autograd cannot follow out="):
-        ROPE.apply(q.requires_grad_(), k, [0], slots=[[3], [4]], out=(None, cache))
+        ROPE.apply(q, k, [0], **(options | {"slots": [[3], [3]]}))
+    for learns in (
+        lambda: ROPE.apply(q, k, [0], norm=rope_xp.QKNorm(weight, weight), **options),
+        lambda: ROPE.apply(q.clone().requires_grad_(), k, [0], **options),
+    ):
+        with pytest.raises(RopeError, match="autograd cannot follow"):
+            learns()
     assert (cache[5:] == 0).all()
+    assert not cache.requires_grad
 
 
 def test_a_plan_holds_no_array_and_keys_within_the_cache_move(rng):
