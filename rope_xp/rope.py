@@ -150,10 +150,11 @@ class RoPE(RopeFields):
         else:
             call = self, (q, k), positions, axes, out, False, norm
             cached = recall(*call)
-            arguments = self, q, k, positions, axes, None, out, norm
-            results = cached or call_cache.run(*call, parse.apply, *arguments)
-        rotated_q, rotated_k = results
-        return rotated_q, rotated_k
+            if cached is None:
+                arguments = self, q, k, positions, axes, None, out, norm
+                cached = call_cache.run(*call, parse.apply, *arguments)
+            results = cached
+        return results
 
     def rotate(
         self,

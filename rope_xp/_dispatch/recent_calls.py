@@ -7,6 +7,7 @@ time, which for one token is most of a call.
 
 import weakref
 from collections.abc import Callable, Hashable
+from itertools import count
 from typing import Any, NamedTuple, TypeAlias
 
 from rope_xp._core.caches import BoundedCache
@@ -26,6 +27,10 @@ as the caller gives them."""
 MAX_CALLS = 4
 """Of one rope: q and k alone or together, to new arrays or in place, a prompt or a token."""
 RECENT = BoundedCache(f"{__name__}.RECENT", 128)
+LATER_HITS = 17
+"""After so many hits of calls that are not the first of their rope, one becomes it: tokens after a
+prompt. Calls that alternate rarely change places. A prime, as layers repeat by small numbers."""
+_LATER_HITS = count()
 
 
 class GivenTables(NamedTuple):
@@ -78,15 +83,18 @@ def recall(
     if angles is not None:
         inputs += angles if type(angles) is GivenTables else (angles,)
     try:
-        recent = RECENT.get(rope)
+        recents: tuple[Any, ...] = RECENT.get(rope) or ()
     except TypeError:  # an unhashable option, for which the slow path raises
         return None
-    for recent_context, launch, tables in recent or ():
+    for recent in recents:
+        recent_context, launch, tables = recent
         if recent_context == context:
             digits = None if tables is None else tables()
             if tables is None or digits is not None:  # else evicted
                 results = launch(arrays, out, inputs, digits)
                 if results is not None:
+                    if recent is not recents[0] and next(_LATER_HITS) % LATER_HITS == 0:
+                        RECENT.store(rope, (recent, *[r for r in recents if r is not recent]))
                     return results  # type: ignore[no-any-return]  # the cache is untyped
     return None
 

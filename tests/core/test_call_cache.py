@@ -318,6 +318,26 @@ def test_cached_calls_in_place_tell_autograd_and_refuse_inference_tensors(rotate
         rotate(frozen, out=frozen)
 
 
+def test_calls_in_place_under_inference_mode_are_recent_ones():
+    torch = pytest.importorskip("torch")
+    with torch.inference_mode():
+        x, position = torch.ones(1, 1, 2, 8), torch.tensor([5])
+        for _ in range(3):
+            HALF.rotate(x, position, out=x)
+        assert recent_calls.recall(HALF, (x,), position, None, (x,), False, None)
+
+
+def test_tokens_become_the_first_recent_call_again_after_a_prompt():
+    token, prompt = np.ones((1, 1, 2, 8), np.float32), np.ones((1, 5, 2, 8), np.float32)
+    for x in (token, prompt):
+        for _ in range(3):
+            HALF.rotate(x)
+    first, second, *_ = recent_calls.RECENT.get(HALF)
+    for _ in range(recent_calls.LATER_HITS):
+        np.testing.assert_array_equal(HALF.rotate(token), token)
+    assert recent_calls.RECENT.get(HALF)[:2] == (second, first)
+
+
 @pytest.mark.parametrize("positions", [[5], [5.5], [5, 6, 7]])
 def test_functional_positions_after_cached_plain_ones_are_taken(positions):
     torch = pytest.importorskip("torch")

@@ -13,7 +13,7 @@ from rope_xp._core.memory import share_elements
 from rope_xp._core.tables import DigitTables
 from rope_xp._dispatch.kernels import Kernels, decline_norm
 
-from .plan import NO_MEMORY, STREAM, CpuPlan, KernelKey, NormKey
+from .plan import CHECK, NO_MEMORY, STREAM, CpuPlan, KernelKey, NormKey
 from .threads import run_in_parts
 
 ELEMENTS_A_THREAD = 1 << 19
@@ -99,9 +99,9 @@ class CpuLaunch:
     ) -> bool:
         """Rotate arrays into results, or return False before anything is written.
 
-        ``held`` are arrays, results, weights, then arrays of angles. ``are_apart`` says that no
-        result overlaps anything else that is read or written. ``mode`` is CHECK where positions
-        have not been checked.
+        ``held`` are arrays, weights, arrays of angles and offsets, then results unless the plan is
+        in place. ``are_apart`` says that no result overlaps anything else that is read or written.
+        ``mode`` is CHECK where positions have not been checked.
         """
         kernel, plan, pointers = self.kernel(), self.plan, [*map(self.locate, held)]
         if kernel is None or (0 in pointers and _lack_memory(plan, pointers)):
@@ -117,30 +117,33 @@ class CpuLaunch:
         table_address = 0
         if tables is not None:
             table_address = addressof(tables.pointers or locate_tables(tables, self.locate))
-        if plan.is_short and plan.elements < ELEMENTS_A_THREAD:
-            arguments = *plan.arrange(pointers), *plan.norm
-            status = kernel(False, plan.addresses[0], 0, plan.rows, mode, table_address, *arguments)
+        arguments = table_address, *plan.arrange(pointers), *plan.norm
+        threads = plan.elements // ELEMENTS_A_THREAD
+        if threads > 1:
+            threads = min(threads, self.limit())
+        if plan.bytes >= BYTES_TO_STREAM:
+            mode |= STREAM
+        if threads <= 1 and len(plan.addresses) == 1:
+            status = kernel(plan.releases, plan.addresses[0], 0, plan.rows, mode, *arguments)
         else:
-            arguments = table_address, *plan.arrange(pointers), *plan.norm
-            status = self._run_long(kernel, mode, arguments, (held, tables))
+            status = self._run_parts(kernel, mode, threads, arguments, (held, tables))
         if status == NO_MEMORY:
             raise MemoryError("out of memory: cannot allocate scratch for cos and sin")
         return status == 0
 
-    def _run_long(self, kernel: Kernel, mode: int, arguments: tuple[int, ...], held: object) -> int:
-        """Run other threads of Python meanwhile, and return a status other than 0 if any is."""
+    def _run_parts(
+        self, kernel: Kernel, mode: int, threads: int, arguments: tuple[int, ...], held: object
+    ) -> int:
+        """Rotate in several kernel calls, and return a status other than 0 if any is."""
         plan, statuses = self.plan, [0]
-        stream = STREAM if plan.bytes >= BYTES_TO_STREAM else 0
-        if mode:  # check all before any part writes
-            statuses = [kernel(True, params, 0, 0, mode, *arguments) for params in plan.addresses]
-        threads = plan.elements // ELEMENTS_A_THREAD
-        if threads > 1:
-            threads = min(threads, self.limit())
+        if mode & CHECK:  # check all before any part writes
+            statuses = [kernel(True, params, 0, 0, CHECK, *arguments) for params in plan.addresses]
+            mode &= ~CHECK
         for params in plan.addresses if not any(statuses) else ():
 
             def run(start: int, stop: int, params: int = params, _held: object = held) -> None:
                 # Parts hold the arrays, whose addresses they have.
-                statuses.append(kernel(True, params, start, stop, stream, *arguments))
+                statuses.append(kernel(True, params, start, stop, mode, *arguments))
 
             run_in_parts(run, plan.rows, threads)
         return max(statuses)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import combinations, pairwise, product
+from itertools import chain, combinations, pairwise, product
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -146,10 +146,13 @@ class CpuPlan:
     """Of all arrays, without results."""
     elements: int
     """Of the same."""
-    is_short: bool
-    """Whether one kernel call rotates all, and takes less time than to let other threads run."""
+    releases: bool
+    """Whether other threads run Python meanwhile, which takes longer than to rotate few bytes."""
+    in_place: bool
+    """Whether each result is its array."""
     extents: tuple[Extent, ...]
-    """Of arrays, results, weights, angles, offsets, around the addresses that a launch is given."""
+    """Of arrays, weights, angles and offsets, then of results unless in place, around the addresses
+    that a launch is given."""
     overlaps: tuple[tuple[int, int, int, int], ...]
     """Which of these must not overlap: a result, and whatever else is read or written. They may
     where the distance of the second from the first lies between two numbers."""
@@ -220,12 +223,15 @@ def build_plan(
         fields = [numbers.get(name, 0) for name in FIELDS]
         params.append(np.array([*fields, *(n for segment in segments for n in segment)], np.int64))
     addresses = tuple([row.ctypes.data for row in params])
-    rows, n = numbers["rows"], len(operands)
-    of_angles = len(angles.layouts), len(angles.offsets)
-    layouts = *(operand.x for operand in operands), *(operand.y for operand in operands)
-    extents = *(measure_extent(*layout, itemsize) for layout in layouts), *inputs
-    results = range(n, 2 * n)
-    others = [*(i for i in range(n) if not operands[i].in_place), *range(2 * n, len(extents))]
+    rows, in_place = numbers["rows"], all(operand.in_place for operand in operands)
+    x_extents, y_extents = (
+        [measure_extent(*layout, itemsize) for layout in layouts]
+        for layouts in ([operand.x for operand in operands], [operand.y for operand in operands])
+    )
+    extents = *x_extents, *inputs, *(() if in_place else y_extents)
+    given = range(len(operands)), range(len(operands), len(operands) + len(inputs))
+    results = given[0] if in_place else range(given[1].stop, len(extents))
+    others = [*(i for i in given[0] if not operands[i].in_place), *given[1]]
     overlaps = [
         (i, j, extents[i].start - extents[j].end, extents[i].end - extents[j].start)
         for i, j in (*combinations(results, 2), *product(results, others))
@@ -236,22 +242,26 @@ def build_plan(
         rows,
         sum(sizes),
         sum(sizes) // itemsize,
-        sum(sizes) <= BYTES_TO_RELEASE and len(params) == 1,
+        sum(sizes) > BYTES_TO_RELEASE,
+        in_place,
         extents,
         tuple(overlaps),
-        _arrange_arguments(n, n, len(inputs) - sum(of_angles), *of_angles),
+        _arrange_arguments(*given, results, len(angles.layouts), len(angles.offsets)),
         tuple(np.array(spec.norm[:2] if spec.norm else (0, 0), np.float64).view(np.int64).tolist()),
     )
 
 
-def _arrange_arguments(*counts: int) -> Callable[[Sequence[int]], tuple[int, ...]]:
-    """Return what reorders addresses: arrays, results, weights, angles, offsets, and a last 0."""
-    groups, first = [], 0
-    for count in counts:
-        groups.append([*range(first, first + count), -1, -1][:2])
-        first += count
-    x, y, w, a, offset = groups
-    return itemgetter(*[*x, *y, *a, *w, offset[0]])
+def _arrange_arguments(
+    arrays: range, inputs: range, results: range, angles: int, offsets: int
+) -> Callable[[Sequence[int]], tuple[int, ...]]:
+    """Return what puts addresses, of which the last is a 0, in the order of a kernel's arguments.
+
+    ``inputs`` are weights, then so many arrays of angles, then offsets.
+    """
+    first_offset = len(inputs) - offsets
+    weights, rows = inputs[: first_offset - angles], inputs[first_offset - angles : first_offset]
+    pairs = ([*group, -1, -1][:2] for group in (arrays, results, rows, weights))
+    return itemgetter(*chain(*pairs), *[*inputs[first_offset:], -1][:1])
 
 
 def split_segments(component: Sequence[int], pairs: int) -> tuple[list[tuple[int, int, int]], bool]:

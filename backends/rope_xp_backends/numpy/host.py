@@ -60,7 +60,8 @@ def rotate(kernel: Kernel, call: Call, out: Arrays, source: Angles) -> None:
     tables = source.tables if isinstance(source, TableLookup) else None
     offsets = () if call.offsets is None else (call.offsets,)
     launch = plan_launch(kernel, arrays, results, weights, rows, source, call.spec, offsets)
-    if not launch(arrays + results + weights + rows + offsets, tables, True):
+    held = arrays + weights + rows + offsets + (() if launch.plan.in_place else results)
+    if not launch(held, tables, True):
         raise PathUnavailable("an array has no memory")
     for y, result in zip(out, results, strict=True):
         if result is not y:
@@ -119,7 +120,7 @@ class NumpyLaunch:
             results = tuple([np.empty(x.shape, x.dtype) for x in arrays])
         elif results is None:
             results = tuple([np.empty_like(x) for x in arrays])
-        held = arrays + results + inputs
+        held = arrays + inputs if self.run.plan.in_place else arrays + inputs + results
         return results if self.run(held, tables, out is None, mode) else None
 
     def recognize(self, signature: CallSignature, given: Arrays) -> RecentLaunch | None:

@@ -58,7 +58,10 @@ class LLVMLaunch:
     def __call__(self, signature: CallSignature, tables: DigitTables | None) -> Tensors | None:
         _, arrays, weights, angle_inputs, out = signature
         results = tuple([self.allocate(x) for x in arrays]) if out is None else out
-        if not self.run(arrays + results + weights + angle_inputs, tables, out is None):
+        held = arrays + weights + angle_inputs
+        if not self.run.plan.in_place:
+            held += results
+        if not self.run(held, tables, out is None):
             return None
         if out is not None:
             bump_versions(out)
@@ -81,6 +84,7 @@ class LLVMLaunch:
         mode = CHECK if len(angle_inputs) == 1 else 0
         launch, allocate, strided = self.run, self.allocate, torch.strided
         is_observed, is_recorded = private.is_observed, torch.is_grad_enabled
+        is_inference, increment = torch.is_inference_mode_enabled, private.increment_versions
 
         def run(
             arrays: Tensors, out: Tensors | None, inputs: Tensors, tables: DigitTables | None
@@ -104,15 +108,16 @@ class LLVMLaunch:
                     return None
             if converts:
                 inputs = *inputs[:-1], inputs[-1].to(torch.int64)
+                operands = arrays + inputs + out if apart else arrays + inputs  # type: ignore[operator]  # not None then
             if out is None:
                 results = tuple([allocate(x) for x in arrays])
-                held = arrays + results + inputs
-                return results if launch(held, tables, True, mode) else None
-            if True in map(torch.Tensor.is_inference, out):
+                return results if launch(operands + results, tables, True, mode) else None
+            inference = is_inference()
+            if not inference and (out[0].is_inference() or out[-1].is_inference()):
+                return None  # only inference mode may write them
+            if not launch(operands, tables, False, mode):
                 return None
-            if not launch(arrays + out + inputs, tables, False, mode):
-                return None
-            private.increment_versions(out)
+            (bump_versions if inference else increment)(out)
             return out
 
         return run
@@ -142,7 +147,9 @@ def rotate_on_cpu(
     results = out or tuple(map(allocate_result, arrays))
     run = _plan_launch(results, arrays, op_args, norm and OpNorm(norm.spec, weights), offsets)
     tables = DigitTables(*op_args.tables) if op_args.is_lookup else None
-    held = arrays + results + weights + op_args.angle_inputs + offsets
+    held = arrays + weights + op_args.angle_inputs + offsets
+    if not run.plan.in_place:
+        held += results
     if not run(held, tables, True):
         raise PathUnavailable("a tensor has no memory")
     if out is not None:
