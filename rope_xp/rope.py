@@ -149,11 +149,11 @@ class RoPE(RopeFields):
             results = choose.run(parse.apply(self, q, k, positions, axes, k_positions, out, norm))
         else:
             call = self, (q, k), positions, axes, out, False, norm
-            cached = recall(*call)
-            if cached is None:
+            recent = recall(*call)
+            if recent is None:
                 arguments = self, q, k, positions, axes, None, out, norm
-                cached = call_cache.run(*call, parse.apply, *arguments)
-            results = cached
+                recent = call_cache.run(*call, parse.apply, *arguments)
+            results = recent
         return results
 
     def rotate(

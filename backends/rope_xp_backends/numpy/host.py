@@ -133,7 +133,10 @@ class NumpyLaunch:
         apart = out is not None and not all(map(is_, arrays, out))
         if apart:
             operands += out  # type: ignore[operator]  # not None here
-        layouts = [(x.dtype, x.shape, x.strides, x.flags.num) for x in operands]
+        layouts = [
+            (x.dtype, x.shape, None if x.flags.c_contiguous else x.strides, x.flags.num)
+            for x in operands
+        ]
         mode = CHECK if len(angle_inputs) == 1 else 0
 
         def run(
@@ -142,10 +145,10 @@ class NumpyLaunch:
             operands = arrays + inputs + out if apart else arrays + inputs  # type: ignore[operator]  # not None then
             if len(operands) != len(layouts):
                 return None
-            for x, (dtype, shape, strides, flags) in zip(operands, layouts, strict=False):
+            for x, (dtype, shape, strides, flags) in zip(operands, layouts):  # noqa: B905  # of one length; strict= takes 0.2 us
                 if type(x) is not _ARRAY or x.dtype != dtype or x.shape != shape:
                     return None
-                if x.strides != strides or x.flags.num != flags:
+                if x.flags.num != flags or (strides and x.strides != strides):
                     return None
             if converts:
                 inputs = *inputs[:-1], inputs[-1].astype(np.int64)

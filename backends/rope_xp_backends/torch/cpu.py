@@ -93,7 +93,7 @@ class LLVMLaunch:
             if len(operands) != len(layouts) or is_observed():
                 return None
             # No function for a tensor: a call takes as long as two attributes.
-            for x, (kind, dtype, shape, strides) in zip(operands, layouts, strict=False):
+            for x, (kind, dtype, shape, strides) in zip(operands, layouts):  # noqa: B905  # of one length; strict= takes 0.2 us
                 if (
                     type(x) is not kind
                     or x.dtype is not dtype
