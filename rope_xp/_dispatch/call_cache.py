@@ -26,6 +26,7 @@ from rope_xp._dispatch.recent_calls import (
     describe_context,
     remember,
 )
+from rope_xp._dispatch.rope_keys import find_key
 from rope_xp._rotation import portable
 
 Arrays: TypeAlias = tuple[Array, ...]
@@ -127,7 +128,7 @@ def run(
 ) -> Arrays:
     """Run a cached call, or else the slow path, where ``parse`` builds a Call."""
     described = describe_context(arrays, axes, out, inverse, norm)
-    signature = described and sign(rope, *described, arrays, angles, out)
+    signature = described and sign(find_key(rope), *described, arrays, angles, out)
     if signature is not None:
         try:
             cached = CALLS.get(signature.key)

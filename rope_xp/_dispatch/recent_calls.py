@@ -15,6 +15,7 @@ from rope_xp._core.tables import DigitTables
 from rope_xp._core.typing import Array
 from rope_xp._dispatch.choose import choice
 from rope_xp._dispatch.find import by_type, find_backend
+from rope_xp._dispatch.rope_keys import find_key
 from rope_xp.norm import QKNorm, describe_norm
 
 Arrays: TypeAlias = tuple[Array, ...]
@@ -83,6 +84,7 @@ def recall(
     if angles is not None:
         inputs += angles if type(angles) is GivenTables else (angles,)
     try:
+        rope = find_key(rope)
         recents: tuple[Any, ...] = RECENT.get(rope) or ()
     except TypeError:  # an unhashable option, for which the slow path raises
         return None

@@ -1,5 +1,6 @@
 """Cached calls, and recent ones that skip the cache: the bits and errors of the slow path."""
 
+import dataclasses
 import gc
 import weakref
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from support.targets import truth
 import rope_xp
 from rope_xp import QKNorm, RoPE, RopeError, scaling
 from rope_xp._dispatch import call_cache, recent_calls
+from rope_xp._dispatch.rope_keys import find_key
 from rope_xp._rotation import portable
 
 CALLS = call_cache.CALLS
@@ -207,7 +209,7 @@ def test_cached_calls_are_bounded_and_outlive_their_tables(put):
         for _ in range(3):
             HALF.rotate(put(np.ones((1, 2, heads, 8), np.float32)), positions)
     assert len(CALLS) <= 512
-    assert len(recent_calls.RECENT.get(HALF)) == recent_calls.MAX_CALLS
+    assert len(recent_calls.RECENT.get(find_key(HALF))) == recent_calls.MAX_CALLS
     expected = truth(HALF.rotate, x, positions)
     for _ in range(3):
         np.testing.assert_array_equal(HALF.rotate(x, positions), expected)
@@ -327,15 +329,51 @@ def test_calls_in_place_under_inference_mode_are_recent_ones():
         assert recent_calls.recall(HALF, (x,), position, None, (x,), False, None)
 
 
+def test_equal_ropes_share_their_recent_calls_and_are_compared_once(monkeypatch):
+    first, second = (RoPE(layout="half", scaling=scaling.Linear(3.0)) for _ in range(2))
+    x = np.ones((1, 1, 2, 8), np.float32)
+    for rope in (first, first, first, second):
+        rope.rotate(x)
+    monkeypatch.setattr(RoPE, "__eq__", lambda *_: pytest.fail("they are compared again"))
+    assert recent_calls.recall(second, (x,), None, None, None, False, None)
+
+
+def test_a_rope_in_the_memory_of_another_has_its_own_key():
+    keys, ids = set(), set()
+    for base in range(1, 3001):  # more than are kept
+        rope = RoPE(base=float(base))
+        keys.add(find_key(rope))
+        ids.add(id(rope))
+        del rope
+    assert len(ids) < len(keys) == 3000
+
+
+def test_a_scaling_that_changes_after_cached_calls_is_read_again():
+    @dataclasses.dataclass(unsafe_hash=True)
+    class Divided(scaling.Scaling):
+        by: float
+
+        def frequencies(self, base: float, r: int) -> np.ndarray:
+            return np.ones(r // 2) / self.by
+
+    divided, x = Divided(1.0), np.ones((1, 1, 2, 8), np.float32)
+    rope = RoPE(scaling=divided)
+    for by in (1.0, 2.0):
+        divided.by = by
+        expected = truth(RoPE(scaling=Divided(by)).rotate, x, [5])
+        for _ in range(3):
+            np.testing.assert_array_equal(rope.rotate(x, [5]), expected)
+
+
 def test_tokens_become_the_first_recent_call_again_after_a_prompt():
     token, prompt = np.ones((1, 1, 2, 8), np.float32), np.ones((1, 5, 2, 8), np.float32)
     for x in (token, prompt):
         for _ in range(3):
             HALF.rotate(x)
-    first, second, *_ = recent_calls.RECENT.get(HALF)
+    first, second, *_ = recent_calls.RECENT.get(find_key(HALF))
     for _ in range(recent_calls.LATER_HITS):
         np.testing.assert_array_equal(HALF.rotate(token), token)
-    assert recent_calls.RECENT.get(HALF)[:2] == (second, first)
+    assert recent_calls.RECENT.get(find_key(HALF))[:2] == (second, first)
 
 
 @pytest.mark.parametrize("positions", [[5], [5.5], [5, 6, 7]])
