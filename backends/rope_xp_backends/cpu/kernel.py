@@ -4,6 +4,7 @@ Each step is the portable path's, in the same order and without fused multiply-a
 equal in every bit. Arrays may have any strides but along head_dim, which is contiguous.
 """
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from llvmlite import ir
@@ -22,6 +23,7 @@ from .language import (
     list_branches,
     load_params,
     loop,
+    unroll,
     vector_steps,
 )
 from .pairs import build_rotation
@@ -233,7 +235,9 @@ def _look_up_segment(block: Block, c: Int, first: Int, end: Int) -> None:
         cos, sin = (table + i * (pairs * key.width) for table in block.cos_sin)
         negative = b.xor(position < 0, negate_lookup)
         for is_high in list_branches(b, digits[2].is_nonzero()):
-            for n, lanes in vector_steps(first, end):
+            steps: Iterator[tuple[Int | int, int]]
+            steps = unroll(pairs) if key.whole else vector_steps(first, end)
+            for n, lanes in steps:
                 v = Vectors(b, key.double, lanes)
                 angle, *others = ((v.load(row, n), v.load(row, n + pairs)) for row in rows)
                 for other in others if is_high else others[:1]:

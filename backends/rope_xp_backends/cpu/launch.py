@@ -51,7 +51,8 @@ def get_kernel_keys(call: Call) -> list[KernelKey]:
         x, (weight, *_) = part.arrays[0], (*part.weights, None)
         dtypes = [None if a is None else call.backend.dtype_name(a) for a in (x, weight)]
         key = build_kernel_key(dtypes[0] or "", dtypes[1], x.shape[-1], call.spec)
-        keys.append(key._replace(scatters=call.offsets is not None))
+        whole = not getattr(call.angles[0], "components", 0)
+        keys.append(key._replace(whole=whole, scatters=call.offsets is not None))
     return keys
 
 

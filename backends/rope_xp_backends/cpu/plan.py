@@ -89,6 +89,8 @@ class KernelKey(NamedTuple):
     pairs: int
     """Pairs of a row."""
     norm: NormKey | None = None
+    whole: bool = True
+    """Whether all pairs read the same component."""
     scatters: bool = False
     """Whether tokens of k have offsets in its result, which cost small heads up to a tenth."""
     rounds_bfloat16: bool = False

@@ -218,7 +218,7 @@ def plan_layouts(
     first, weight_dtype = arrays[0], NAMES[weights[0].dtype] if weights else None
     plan = build_plan(operands, angles, spec, first.dtype.itemsize, inputs)
     key = build_kernel_key(NAMES[first.dtype], weight_dtype, first.shape[-1], spec)
-    return key._replace(scatters=bool(offsets)), plan
+    return key._replace(whole=not components, scatters=bool(offsets)), plan
 
 
 def _cast_angle_inputs(op_args: OpArgs, dtype: torch.dtype) -> Tensors:
