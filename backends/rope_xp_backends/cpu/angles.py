@@ -83,7 +83,7 @@ class Vectors:
         return self.builder.select(negative, self.builder.fneg(vector), vector)
 
     def store_angle(
-        self, angle: tuple[Any, Any], rows: CosSin, first: Int, negative: Condition
+        self, angle: tuple[Any, Any], rows: CosSin, first: Int | int, negative: Condition
     ) -> None:
         """Store cos and sin, or cos and -sin."""
         self.store(angle[0], rows[0], first)
