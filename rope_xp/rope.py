@@ -146,7 +146,12 @@ class RoPE(RopeFields):
             )
             return rotate_into_slots(q, k, slots, axes, cache_axes, out, *calls)
         if k_positions is not None:
-            results = choose.run(parse.apply(self, q, k, positions, axes, k_positions, out, norm))
+            parse_both = partial(parse.apply, self, q, k, positions, axes, k_positions, out, norm)
+            if out is None and norm is None:
+                both = positions, k_positions
+                results = call_cache.run_apart(self, (q, k), both, axes, parse_both)
+            else:
+                results = choose.run(parse_both())
         else:
             call = self, (q, k), positions, axes, out, False, norm
             recent = recall(*call)

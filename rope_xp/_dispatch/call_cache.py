@@ -24,6 +24,7 @@ from rope_xp._dispatch.recent_calls import (
     CallContext,
     GivenTables,
     describe_context,
+    recall,
     remember,
 )
 from rope_xp._dispatch.rope_keys import find_key
@@ -145,6 +146,34 @@ def run(
         specialized = specialize(call, path, signature, results)
         if specialized is not None:
             CALLS.store(signature.key, specialized)
+    return results
+
+
+def run_apart(
+    rope: Hashable,
+    arrays: Arrays,
+    positions: tuple[Any, Any],
+    axes: str | None,
+    parse: Callable[[], Call],
+) -> Arrays:
+    """Rotate q and k by positions of their own: in two cached calls, whose keys describe both."""
+    backend = find.find_backend(arrays[0])
+    described: list[Any] = [None]
+    if backend is not None and not backend.is_compiling():
+        described = [backend.describe_call((x,), None, None, writes=False) for x in arrays]
+    if None in described:
+        return choose.run(parse())
+    key = run_apart, find_key(rope), *[key for key, _ in described]
+    parts: list[Call] = []
+
+    def parse_part(i: int) -> Call:
+        parts.extend(() if parts else parse().split(one_dtype=False))
+        return parts[i]
+
+    results: Arrays = ()
+    for i, x in enumerate(arrays):
+        call = (*key, i), (x,), positions[i], axes, None, False, None
+        results += recall(*call) or run(*call, parse_part, i)
     return results
 
 

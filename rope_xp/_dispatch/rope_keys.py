@@ -1,8 +1,8 @@
 """Keys of ropes in caches of calls.
 
-To hash a rope takes up to 4 us, and to compare it with an equal one up to 80: LongRoPE has 128
-factors. Each layer of a model may have a rope of its own, equal to the others. So equal ropes share
-a key, which is hashed and compared by identity, and a rope is looked up by value once.
+Scaling may have many factors, as LongRoPE's has: to compare two equal ropes then takes longer than
+to rotate a token. Each layer of a model may have a rope of its own. So equal ropes share a key that
+is hashed and compared by identity, and each rope is looked up by value once.
 """
 
 import weakref

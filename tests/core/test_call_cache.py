@@ -329,6 +329,21 @@ def test_calls_in_place_under_inference_mode_are_recent_ones():
         assert recent_calls.recall(HALF, (x,), position, None, (x,), False, None)
 
 
+def test_keys_with_positions_of_their_own_are_recent_calls_that_fit_their_queries(put):
+    q, k = (put(np.ones((2, n, 2, 8), np.float32)) for n in (1, 3))
+    own = put(np.array([4])), put(np.array([2, 3, 4]))
+    expected = truth(HALF.rotate, q, own[0]), truth(HALF.rotate, k, own[1])
+    for batch in (1, 2):
+        for _ in range(3):
+            results = HALF.apply(q[:batch], k[:batch], own[0], k_positions=own[1])
+            for y, same_bits in zip(results, expected, strict=True):
+                np.testing.assert_array_equal(y, same_bits[:batch])
+    with pytest.raises(RopeError, match="differ in batch"):
+        HALF.apply(q[:1], k, own[0], k_positions=own[1])
+    with pytest.raises(RopeError, match="k_positions has shape"):
+        HALF.apply(q, k, own[0], k_positions=own[1][:2])
+
+
 def test_equal_ropes_share_their_recent_calls_and_are_compared_once(monkeypatch):
     first, second = (RoPE(layout="half", scaling=scaling.Linear(3.0)) for _ in range(2))
     x = np.ones((1, 1, 2, 8), np.float32)
