@@ -4,6 +4,7 @@ Counts do not vary with the machine. The time of one token is that of the call i
 """
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import rope_xp
@@ -12,7 +13,7 @@ from .shared import common, contenders
 
 LIBRARIES = ["numpy:cpu", "torch:cpu", "jax:cpu", "cupy:gpu", "torch:gpu"]
 RIVALS = ["usual", "transformers"]
-ROPE = rope_xp.RoPE(layout="half")
+ROPE, EQUAL = (rope_xp.RoPE(layout="half") for _ in range(2))
 
 
 def functions_run(target: str) -> list[str]:
@@ -50,6 +51,49 @@ class Counts:
 
     track_python_calls.unit = "calls"
     track_files.unit = "files"
+
+
+def _under_inference_mode(q: Any, k: Any, positions: Any) -> Any:
+    import torch
+
+    with torch.inference_mode():
+        return ROPE.apply(q, k, positions, out=(q, k))
+
+
+def _after_prompts(q: Any, k: Any, positions: Any) -> Any:
+    ROPE.apply(q[:, :, 1:], k, positions)
+    return ROPE.apply(q, k, positions)
+
+
+WAYS: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "in place": lambda q, k, positions: ROPE.apply(q, k, positions, out=(q, k)),
+    "in place, inference_mode": _under_inference_mode,
+    "equal rope": EQUAL.apply,
+    "k_positions": lambda q, k, positions: ROPE.apply(q, k, positions, k_positions=positions),
+    "two shapes in turns": _after_prompts,
+}
+
+
+class Ways:
+    """Calls that miss a cache take many times as long as a plain one."""
+
+    version = "1"
+    params = (LIBRARIES[:2], list(WAYS))
+    param_names = ("library", "way")
+
+    def setup(self, library: str, way: str) -> None:
+        case = common.case(library, 1, common.POSITION)
+        inputs = case.q, case.k, case.positions
+        self.target = case.target
+        self.calls = (lambda: WAYS[way](*inputs)), (lambda: ROPE.apply(*inputs))
+
+    def track_time_over_plain_call(self, library: str, way: str) -> float:
+        way_time, plain = (
+            common.best_microseconds(self.target, call, *common.LOOPS) for call in self.calls
+        )
+        return common.over(way_time, plain)
+
+    track_time_over_plain_call.unit = "times"
 
 
 class Times:
