@@ -125,10 +125,12 @@ def exchange(b: Any, steps: list[Any], swap: Callable[..., Any], key: KernelKey)
 
 
 # sin = inverse ? -sin : sin;
-def load_angles(cos: Int, sin: Int, inverse: Any, key: KernelKey) -> list[tuple[Any, Any]]:
+def load_angles(
+    cos: Int, sin: Int, inverse: Any, key: KernelKey, start: tuple[int, ...] = ()
+) -> list[tuple[Any, Any]]:
     """Return the cosines and sines of a row, or for an inverse rotation cosines and -sines."""
     b, vectors = cos.builder, []
-    for n, lanes in unroll(key.pairs):
+    for n, lanes in unroll(key.pairs, start):
         kind = ir.VectorType(compute_type(key), lanes)
         c, s = ((row + n * key.width).load(kind, key.width) for row in (cos, sin))
         if key.dtype == "bfloat16":  # see narrow

@@ -5,7 +5,7 @@ Functions that take them compute nothing: they emit code.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
@@ -138,10 +138,16 @@ def vector_steps(first: Int, end: Int) -> Iterator[tuple[Int, int]]:
             yield n, lanes
 
 
-def unroll(count: int) -> Iterator[tuple[int, int]]:
-    """Yield the steps of ``vector_steps`` for a constant length: first component, and number."""
+def unroll(count: int, start: Iterable[int] = ()) -> Iterator[tuple[int, int]]:
+    """Yield the steps of ``vector_steps`` for a constant length: first component, and number.
+
+    ``start`` are the numbers of the first steps.
+    """
     n = 0
-    for lanes in (WIDE_STEP, NARROW_STEP, 1):
+    for lanes in start:
+        yield n, lanes
+        n += lanes
+    for lanes in (WIDE_STEP, NARROW_STEP, 4, 1):
         while count - n >= lanes:
             yield n, lanes
             n += lanes

@@ -87,21 +87,31 @@ def build_rotation(module: ir.Module, key: KernelKey) -> ir.Function:
     prefetches = b.or_(stream.is_nonzero(), b.not_(adjacent))
     weights = None if key.norm is None else norm.load_weights(weight, weight_offset, key, key.norm)
     inverse = params["negate_given"].is_nonzero()
+    can_peel = (
+        key.dtype == "float32"
+        and key.norm is None
+        and key.interleaved_in == key.interleaved_out
+        and key.pairs >= 32
+    )
+    skew = (2, 4) if key.interleaved_in else (4, 8)
+    # numpy's large arrays lie 16 bytes after a line.
+    all_strides = field["x_token"] | field["x_head"] | field["y_token"] | field["y_head"]
+    skewed = (((x0 - 16) | (y0 - 16) | all_strides) % LINE).is_("==", 0)
     counts = {"token": tokens, "head": field["heads"]}
 
     def find_result(axis: str, n: Int) -> Int:
         step, scatters = n * field[f"y_{axis}"], key.scatters and axis == "token"
         return step + (offsets + n * field["offset_token"]).load_i64() if scatters else step
 
-    def load_token(t: Int) -> list[Any]:
-        return load_angles(cos + t * cos_token, sin + t * sin_token, inverse, key)
+    def load_token(t: Int, start: tuple[int, ...]) -> list[Any]:
+        return load_angles(cos + t * cos_token, sin + t * sin_token, inverse, key, start)
 
     # A branch on streams within the inner loop would make it half as fast.
-    def rotate_rows(outer: str, inner: str, *, stream: bool) -> None:
+    def rotate_rows(outer: str, inner: str, *, stream: bool, start: tuple[int, ...] = ()) -> None:
         step, count = field[f"x_{inner}"], counts[inner]
         with loop(tokens.like(0), counts[outer]) as i:
             source, target = x0 + i * field[f"x_{outer}"], y0 + find_result(outer, i)
-            angles = load_token(i) if outer == "token" else None
+            angles = load_token(i, start) if outer == "token" else None
             for j, factor in _list_rows(key, count, source, step, eps):
                 x_row, y_row = source + j * step, target + find_result(inner, j)
                 with b.if_then(copies_rest):
@@ -109,17 +119,21 @@ def build_rotation(module: ir.Module, key: KernelKey) -> ir.Function:
                     copy(y_row + size, x_row + size, after)
                 if outer == "token" and not stream:
                     with b.if_then(prefetches):
-                        for start in range(0, size, LINE):
-                            prefetch(x_row + field["x_token"] + start)
+                        for line in range(0, size, LINE):
+                            prefetch(x_row + field["x_token"] + line)
                 if key.norm is not None:
                     norm.scale_rest(x_row, y_row, weights, factor, key, key.norm)
-                of_row = angles or load_token(j)
-                _rotate_row(x_row, y_row, of_row, key, weights, factor, stream=stream)
+                of_row = angles or load_token(j, start)
+                _rotate_row(x_row, y_row, of_row, key, weights, factor, stream=stream, start=start)
 
     for streamed in list_branches(b, streams):
         for is_first in list_branches(b, tokens_first):
             order = ("token", "head") if is_first else ("head", "token")
-            rotate_rows(*order, stream=streamed)
+            if not can_peel or streamed or not is_first:
+                rotate_rows(*order, stream=streamed)
+                continue
+            for is_skewed in list_branches(b, skewed):
+                rotate_rows(*order, stream=False, start=skew if is_skewed else ())
     b.ret_void()
     return function
 
@@ -133,13 +147,14 @@ def _rotate_row(
     factor: Any,
     *,
     stream: bool,
+    start: tuple[int, ...] = (),
 ) -> None:
     """Rotate the row at address x into the row at y.
 
     Stores follow their loads, and memory keeps up. Where pairs move, and a row may be its own
     result, all of it is loaded first.
     """
-    b, steps = x.builder, list(unroll(key.pairs))
+    b, steps = x.builder, list(unroll(key.pairs, start))
     moves = key.interleaved_in != key.interleaved_out
     many = len(steps) if moves else 1 + deals(key)
     for first in range(0, len(steps), many):
