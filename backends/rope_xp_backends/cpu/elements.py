@@ -1,6 +1,6 @@
 """Pairs of a row in memory: loads, stores, and conversions to and from the dtype of arithmetic."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce
 from math import nan
 from typing import Any
@@ -81,27 +81,45 @@ def locate_pairs(
 
 
 # x1 = interleaved_in ? x[2*i] : x[i], x2 = interleaved_in ? x[2*i + 1] : x[i + pairs];
-def load_pairs(row: Int, first: int, dtype: str, key: KernelKey, lanes: int) -> tuple[Any, Any]:
-    """Return the first and the second components of pairs, of their dtype."""
+def load_pairs(
+    row: Int, first: int, dtype: str, key: KernelKey, lanes: int, pairs: Sequence[int] = ()
+) -> tuple[Any, Any]:
+    """Return the first and the second components of pairs, of their dtype, in an order of pairs."""
     b, size = row.builder, FLOATS[dtype]
     addresses = locate_pairs(row, first, key, size, key.interleaved_in, lanes)
     x1, x2 = (a.load(ir.VectorType(ELEMENTS[dtype], lanes), size) for a in addresses)
-    return deal(b, x1, x2) if key.interleaved_in else (x1, x2)
+    return deal(b, x1, x2, pairs) if key.interleaved_in else (x1, x2)
+
+
+def order_pairs(key: KernelKey, lanes: int) -> list[int]:
+    """Return the pair in each lane while rows are rotated.
+
+    Lanes move in one step within 16 bytes, so neighbours that stay neighbours are dealt there.
+    """
+    group = 16 // key.size
+    stays = key.interleaved_in and key.interleaved_out and key.size >= 4
+    if not stays or lanes % group:
+        return list(range(lanes))
+    starts = [
+        first + part for first in range(0, lanes // 2, group // 2) for part in (0, lanes // 2)
+    ]
+    return [start + i for start in starts for i in range(group // 2)]
 
 
 # even = (v, w)[0::2], odd = (v, w)[1::2];
-def deal(b: Any, v: Any, w: Any) -> tuple[Any, Any]:
+def deal(b: Any, v: Any, w: Any, pairs: Sequence[int] = ()) -> tuple[Any, Any]:
     """Return the lanes of two vectors with even numbers, and those with odd ones."""
-    lanes = 2 * v.type.count
-    even, odd = (shuffle(b, v, w, list(range(start, lanes, 2))) for start in (0, 1))
+    pairs = pairs or range(v.type.count)
+    even, odd = (shuffle(b, v, w, [2 * pair + i for pair in pairs]) for i in (0, 1))
     return even, odd
 
 
 # (v, w) = (even[0], odd[0], even[1], odd[1], ...);
-def merge(b: Any, even: Any, odd: Any) -> tuple[Any, Any]:
+def merge(b: Any, even: Any, odd: Any, pairs: Sequence[int] = ()) -> tuple[Any, Any]:
     """Return two vectors from their lanes with even and with odd numbers."""
     lanes = even.type.count
-    order = [i // 2 + (i % 2) * lanes for i in range(2 * lanes)]
+    pairs = pairs or range(lanes)
+    order = [pairs.index(pair) + i * lanes for pair in range(lanes) for i in (0, 1)]
     return shuffle(b, even, odd, order[:lanes]), shuffle(b, even, odd, order[lanes:])
 
 
@@ -135,6 +153,7 @@ def load_angles(
         c, s = ((row + n * key.width).load(kind, key.width) for row in (cos, sin))
         if key.dtype == "bfloat16":  # see narrow
             c, s = canonicalize_nan(b, c), canonicalize_nan(b, s)
+        c, s = (shuffle(b, v, v, order_pairs(key, lanes)) for v in (c, s))
         vectors.append((c, b.select(inverse, b.fneg(s), s)))
     return exchange(b, vectors, deal, key)
 
@@ -193,7 +212,7 @@ def store_pairs(
     ``stream`` writes past the caches, to multiples of 16.
     """
     b = y.builder
-    stores = merge(b, *halves) if key.interleaved_out else halves
+    stores = merge(b, *halves, order_pairs(key, lanes)) if key.interleaved_out else halves
     targets = locate_pairs(y, first, key, key.size, key.interleaved_out, lanes)
     for target, half in zip(targets, stores, strict=True):
         stored = target.store(half, STREAM_ALIGNMENT if stream else key.size)

@@ -20,6 +20,7 @@ from .elements import (
     exchange,
     load_pairs,
     narrow,
+    order_pairs,
 )
 from .language import DOUBLE, FLOAT, I32, I64, Int, broadcast, fill, shuffle, unroll
 from .plan import KernelKey, NormKey
@@ -39,8 +40,11 @@ class Row(NamedTuple):
     after: list[Any]
 
 
-def load_row(row: Int, dtype: str, key: KernelKey, norm: NormKey) -> Row:
-    """Load the components of the row whose rotated slice is at an address."""
+def load_row(row: Int, dtype: str, key: KernelKey, norm: NormKey, *, in_order: bool = True) -> Row:
+    """Load the components of the row whose rotated slice is at an address.
+
+    Pairs are ``in_order``, as sums need them, or as they are rotated.
+    """
     b, size = row.builder, FLOATS[dtype]
 
     def load(start: int, count: int) -> Iterator[Any]:
@@ -48,7 +52,10 @@ def load_row(row: Int, dtype: str, key: KernelKey, norm: NormKey) -> Row:
             v = (row + (start + n) * size).load(ir.VectorType(ELEMENTS[dtype], lanes), size)
             yield convert(b, v, dtype, key)
 
-    loaded = [load_pairs(row, n, dtype, key, lanes) for n, lanes in unroll(key.pairs)]
+    loaded = [
+        load_pairs(row, n, dtype, key, lanes, () if in_order else order_pairs(key, lanes))
+        for n, lanes in unroll(key.pairs)
+    ]
     pairs = [(convert(b, x1, dtype, key), convert(b, x2, dtype, key)) for x1, x2 in loaded]
     after = load(2 * key.pairs, norm.after)
     return Row(pairs, list(load(-norm.before, norm.before)), list(after))
@@ -66,7 +73,7 @@ def load_weights(weight: Int, offset: Int, key: KernelKey, norm: NormKey) -> Row
     b, first = weight.builder, weight + norm.before * FLOATS[norm.weight]
     addend = b.bitcast(offset.value, DOUBLE)
     addend = addend if key.double else b.fptrunc(addend, FLOAT)
-    pairs, before, after = load_row(first, norm.weight, key, norm)
+    pairs, before, after = load_row(first, norm.weight, key, norm, in_order=False)
     pairs = exchange(b, [(*add_offset(halves),) for halves in pairs], deal, key)
     return Row(pairs, add_offset(before), add_offset(after))
 

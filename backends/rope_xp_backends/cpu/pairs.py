@@ -5,6 +5,8 @@ token stay in registers for all of its heads.
 """
 
 from collections.abc import Iterator
+from functools import reduce
+from operator import or_
 from typing import Any
 
 from llvmlite import ir
@@ -19,6 +21,7 @@ from .elements import (
     exchange,
     load_angles,
     load_pairs,
+    order_pairs,
     rotate,
     store_pairs,
 )
@@ -42,6 +45,9 @@ _BLOCK = (
 )
 LINE = 64
 """Bytes that are fetched at once."""
+SKEW, UP_TO_LINE = 16, (4, 8)
+"""numpy's large arrays begin so many bytes after a line, and vectors that cross lines take longer:
+rows in halves then begin with steps of so many pairs. Neighbours, whose lanes move, gain nothing."""
 
 
 # void rotate_heads(x, y, cos, sin, ...) {
@@ -87,16 +93,6 @@ def build_rotation(module: ir.Module, key: KernelKey) -> ir.Function:
     prefetches = b.or_(stream.is_nonzero(), b.not_(adjacent))
     weights = None if key.norm is None else norm.load_weights(weight, weight_offset, key, key.norm)
     inverse = params["negate_given"].is_nonzero()
-    can_peel = (
-        key.dtype == "float32"
-        and key.norm is None
-        and key.interleaved_in == key.interleaved_out
-        and key.pairs >= 32
-    )
-    skew = (2, 4) if key.interleaved_in else (4, 8)
-    # numpy's large arrays lie 16 bytes after a line.
-    all_strides = field["x_token"] | field["x_head"] | field["y_token"] | field["y_head"]
-    skewed = (((x0 - 16) | (y0 - 16) | all_strides) % LINE).is_("==", 0)
     counts = {"token": tokens, "head": field["heads"]}
 
     def find_result(axis: str, n: Int) -> Int:
@@ -107,7 +103,7 @@ def build_rotation(module: ir.Module, key: KernelKey) -> ir.Function:
         return load_angles(cos + t * cos_token, sin + t * sin_token, inverse, key, start)
 
     # A branch on streams within the inner loop would make it half as fast.
-    def rotate_rows(outer: str, inner: str, *, stream: bool, start: tuple[int, ...] = ()) -> None:
+    def rotate_rows(outer: str, inner: str, *, stream: bool, start: tuple[int, ...]) -> None:
         step, count = field[f"x_{inner}"], counts[inner]
         with loop(tokens.like(0), counts[outer]) as i:
             source, target = x0 + i * field[f"x_{outer}"], y0 + find_result(outer, i)
@@ -129,13 +125,26 @@ def build_rotation(module: ir.Module, key: KernelKey) -> ir.Function:
     for streamed in list_branches(b, streams):
         for is_first in list_branches(b, tokens_first):
             order = ("token", "head") if is_first else ("head", "token")
-            if not can_peel or streamed or not is_first:
-                rotate_rows(*order, stream=streamed)
-                continue
-            for is_skewed in list_branches(b, skewed):
-                rotate_rows(*order, stream=False, start=skew if is_skewed else ())
+            is_usual = is_first and not streamed
+            for start in _list_starts(x0, y0, field, key) if is_usual else [()]:
+                rotate_rows(*order, stream=streamed, start=start)
     b.ret_void()
     return function
+
+
+# if (all rows of x and y begin 16 bytes after a line) { ... } else { ... }
+def _list_starts(
+    x: Int, y: Int, field: dict[str, Int], key: KernelKey
+) -> Iterator[tuple[int, ...]]:
+    """Write both ways to begin rows, where there are two: yield the lengths of the first steps."""
+    moves = key.interleaved_in or key.interleaved_out
+    if key.dtype != "float32" or moves or key.norm is not None or key.pairs < LINE // key.size:
+        yield ()
+        return
+    steps = [field[f"{name}_{axis}"] for name in "xy" for axis in ("token", "head")]
+    apart = reduce(or_, steps, (x - SKEW) | (y - SKEW))
+    for is_skewed in list_branches(x.builder, (apart % LINE).is_("==", 0)):
+        yield UP_TO_LINE if is_skewed else ()
 
 
 def _rotate_row(
@@ -159,7 +168,9 @@ def _rotate_row(
     many = len(steps) if moves else 1 + deals(key)
     for first in range(0, len(steps), many):
         group = steps[first : first + many]
-        loaded = [load_pairs(x, n, key.dtype, key, lanes) for n, lanes in group]
+        loaded = [
+            load_pairs(x, n, key.dtype, key, lanes, order_pairs(key, lanes)) for n, lanes in group
+        ]
         loaded = exchange(b, loaded, deal, key)
         halves = [[convert(b, v, key.dtype, key) for v in pair] for pair in loaded]
         if weights is not None:
