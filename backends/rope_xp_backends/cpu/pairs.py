@@ -46,8 +46,8 @@ _BLOCK = (
 LINE = 64
 """Bytes that are fetched at once."""
 SKEW, UP_TO_LINE = 16, (4, 8)
-"""numpy's large arrays begin so many bytes after a line, and vectors that cross lines take longer:
-rows in halves then begin with steps of so many pairs. Neighbours, whose lanes move, gain nothing."""
+"""numpy's large arrays begin so many bytes after a line, and vectors that cross lines take longer.
+So rows in halves then begin with steps of so many pairs. To other layouts this is no gain."""
 
 
 # void rotate_heads(x, y, cos, sin, ...) {

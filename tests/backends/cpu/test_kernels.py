@@ -47,6 +47,17 @@ def test_slices_of_every_width_and_alignment_have_the_bits_of_numpy(any_path, dt
             same((turn(x, POSITIONS), turn(y, POSITIONS, out=y), y), (expected,) * 3)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rows_at_every_place_in_a_line_have_the_bits_of_numpy(any_path, layout, rng):
+    rope, shape = RoPE(layout=layout), (2, 5, 3, 80)
+    for place in range(0, 64, 16):
+        memory = np.empty(4 * np.prod(shape) + 64, np.uint8)
+        first = (place - memory.ctypes.data) % 64
+        y = memory[first:][: memory.size - 64].view(np.float32).reshape(shape)
+        y[...] = x = sample(rng, *shape)
+        same((rope.rotate(y), rope.rotate(y, out=y), y), (truth(rope.rotate, x),) * 3)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_nan_of_every_sign_and_payload_stays_nan(any_path, dtype):
     """Rounding must not carry it over into a number."""
