@@ -39,10 +39,10 @@ def compute_type(key: KernelKey) -> ir.Type:
 
 # float convert(T v);                                        T is float16, bfloat16, float or double
 def convert(b: Any, v: Any, dtype: str, key: KernelKey) -> Any:
-    """Return a vector of a dtype in the dtype of arithmetic."""
+    """Return a vector of a dtype in the dtype of arithmetic, as it is if it has that already."""
     lanes = v.type.count
     computed = ir.VectorType(compute_type(key), lanes)
-    if dtype == "bfloat16":
+    if dtype == "bfloat16" and v.type.element != FLOAT:
         bits = b.shl(b.zext(v, ir.VectorType(I32, lanes)), fill(I32, 16, lanes))
         v = b.bitcast(bits, ir.VectorType(FLOAT, lanes))
     if v.type == computed:
@@ -84,21 +84,28 @@ def locate_pairs(
 def load_pairs(
     row: Int, first: int, dtype: str, key: KernelKey, lanes: int, pairs: Sequence[int] = ()
 ) -> tuple[Any, Any]:
-    """Return the first and the second components of pairs, of their dtype, in an order of pairs."""
+    """Return the first and the second components of pairs, of their dtype.
+
+    Given an order of ``pairs``, they are in it, and in the dtype of arithmetic.
+    """
     b, size = row.builder, FLOATS[dtype]
     addresses = locate_pairs(row, first, key, size, key.interleaved_in, lanes)
     x1, x2 = (a.load(ir.VectorType(ELEMENTS[dtype], lanes), size) for a in addresses)
+    if pairs:
+        x1, x2 = convert(b, x1, dtype, key), convert(b, x2, dtype, key)
     return deal(b, x1, x2, pairs) if key.interleaved_in else (x1, x2)
 
 
 def order_pairs(key: KernelKey, lanes: int) -> list[int]:
-    """Return the pair in each lane while rows are rotated.
+    """Return the pair in each lane while a row is rotated, if neighbours stay neighbours.
 
-    Lanes move in one step within 16 bytes, so neighbours that stay neighbours are dealt there.
+    Lanes move in one step within 16 bytes, so pairs are dealt there. bfloat16 is widened as it is
+    dealt, which takes no step.
     """
-    group = 16 // key.size
-    stays = key.interleaved_in and key.interleaved_out and key.size >= 4
-    if not stays or lanes % group:
+    group = 16 // key.width
+    if not (key.interleaved_in and key.interleaved_out) or key.dtype == "bfloat16":
+        return []
+    if lanes % group:
         return list(range(lanes))
     starts = [
         first + part for first in range(0, lanes // 2, group // 2) for part in (0, lanes // 2)
@@ -153,7 +160,8 @@ def load_angles(
         c, s = ((row + n * key.width).load(kind, key.width) for row in (cos, sin))
         if key.dtype == "bfloat16":  # see narrow
             c, s = canonicalize_nan(b, c), canonicalize_nan(b, s)
-        c, s = (shuffle(b, v, v, order_pairs(key, lanes)) for v in (c, s))
+        order = order_pairs(key, lanes) or list(range(lanes))
+        c, s = shuffle(b, c, c, order), shuffle(b, s, s, order)
         vectors.append((c, b.select(inverse, b.fneg(s), s)))
     return exchange(b, vectors, deal, key)
 
@@ -169,7 +177,8 @@ def rotate(
         y2 = b.fadd(b.fmul(x2, cos), b.fmul(x1, sin))
         if factor is not None:
             y1, y2 = (b.fmul(y, broadcast(b, factor, y.type.count)) for y in (y1, y2))
-        rotated += y1, y2
+        order = order_pairs(key, y1.type.count)
+        rotated += merge(b, y1, y2, order) if order else (y1, y2)
     rounded = narrow_row(b, rotated, key)
     return exchange(b, list(zip(rounded[::2], rounded[1::2], strict=True)), merge, key)
 
@@ -212,7 +221,8 @@ def store_pairs(
     ``stream`` writes past the caches, to multiples of 16.
     """
     b = y.builder
-    stores = merge(b, *halves, order_pairs(key, lanes)) if key.interleaved_out else halves
+    is_merged = not key.interleaved_out or order_pairs(key, lanes)
+    stores = halves if is_merged else merge(b, *halves)
     targets = locate_pairs(y, first, key, key.size, key.interleaved_out, lanes)
     for target, half in zip(targets, stores, strict=True):
         stored = target.store(half, STREAM_ALIGNMENT if stream else key.size)
