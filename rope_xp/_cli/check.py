@@ -40,7 +40,6 @@ _MODEL_OPTIONS = "weights", "strict", "layout"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
     target_help = "package.module:function, whose module is imported from here or where packages "
     target_help += "are, and which is called; or a folder with a config.json, or that file"
     parser.add_argument("target", metavar="TARGET", help=target_help)
@@ -140,7 +139,6 @@ def _check_function(options: argparse.Namespace) -> int:
 
 
 def _import_target(target: str) -> Callable[..., Any]:
-    """Return the function at package.module:function."""
     advice = _files.download_advice(target)
     if advice is not None:
         raise RopeError(advice)

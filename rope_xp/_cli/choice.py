@@ -31,7 +31,6 @@ class Skipped:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a command that times calls on libraries."""
     add = parser.add_argument
     add("--tokens", type=terminal.count, default=4096, help="default %(default)s")
     repeat_help = "timed calls; the fastest one counts; default 5"

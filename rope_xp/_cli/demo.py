@@ -137,7 +137,6 @@ def find_problems(rows: list[DemoRow], skipped: list[choice.Skipped]) -> list[st
 
 
 def summarize_agreement(rows: list[DemoRow]) -> str:
-    """Return one line on whether the libraries agree."""
     ulps: dict[str, float] = {}
     for row in rows:
         ulps[row.target] = float(np.maximum(ulps.get(row.target, 0.0), row.ulp_from_first))

@@ -121,7 +121,6 @@ _KINDS: dict[str, tuple[Callable[[Any, dict[str, RoPE], int, int], None], int]] 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
     # argparse would name the options first; --base would then take the kind for another base.
     parser.usage = (
         f"{parser.prog} [-h] {{{','.join(_KINDS)}}}\n"
@@ -139,7 +138,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the picture and print its path; return the exit status."""
     draw, distance = _KINDS[options.kind]
     path = options.out or Path(options.kind)
     if not path.name:

@@ -35,7 +35,6 @@ class Layers:
         return self.label and f"{self.label}: "
 
     def has_base(self) -> bool:
-        """Return whether the configuration has a base for these layers."""
         config = self.source.config
         shared = config.get(_keys.parameters_key(config)) or {}
         nested = shared[self.label] if isinstance(shared.get(self.label), Mapping) else shared
@@ -72,7 +71,6 @@ class Reading:
         return {k: sizes[k] for k in _list_missing_sizes(self.part, self.model) if k in sizes}
 
     def list_unrotated(self) -> list[int]:
-        """Return the numbers of the layers that are exempt from rotation."""
         total = count_layers(self.part, self.model, "")
         return _plan.list_unrotated(self.part, self.model, total)
 
@@ -127,7 +125,6 @@ def _read_default_sizes(part: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _read_head_dim(part: Mapping[str, Any], model: Model, label: str) -> int | None:
-    """Return the components of a head of one layer type."""
     types = part.get("layer_types")
     first = types.index(label) if isinstance(types, list) and label in types else -1
     return _plan.read_head_dim(part, model, label, _plan.read_overrides(part).get(first, {}))

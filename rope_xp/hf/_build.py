@@ -66,7 +66,6 @@ def find_model(config: Mapping[str, Any], layout: Layout | None = None) -> _keys
 
 
 def get_row(model_type: object) -> _keys.Model | None:
-    """Return the row of a model type, None if the table has none."""
     name = str(model_type)
     return MODELS.get(name) or MODELS.get(name.removesuffix("_text"))
 
@@ -102,7 +101,6 @@ def _find_obstacle(name: str, config: Mapping[str, Any], row: _keys.Model | None
 
 
 def build_rope(source: _scaling.Source) -> RoPE:
-    """Return the RoPE of one layer type."""
     scaling = _scaling.read_scaling(source)
     base = float(numbers.check_positive("rope_theta", source.parameters["rope_theta"]))
     head_dim, rotary_dim = _read_dims(source)

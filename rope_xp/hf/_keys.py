@@ -69,7 +69,6 @@ class LayerType:
 
     @property
     def parameters(self) -> Parameters:
-        """The rotary parameters."""
         return {"rope_theta": self.base, "partial_rotary_factor": self.partial, **self.others}
 
 

@@ -188,7 +188,6 @@ def read_overrides(part: Part) -> dict[int, Part]:
 
 
 def read_head_dim(part: Part, model: Model, kind: str, own: Part) -> int | None:
-    """Return the components of a head of a layer."""
     latent = _keys.read_size(part, "qk_rope_head_dim")
     if latent is not None and not model.trailing:
         rest = _keys.read_size({**part, **own}, "qk_nope_head_dim")

@@ -218,7 +218,6 @@ def _list_positions(
 
 
 def count_components(rope: RoPE | None) -> int:
-    """Return the number of components of positions."""
     return max((rope and rope.position_axes) or (0,)) + 1
 
 

@@ -22,7 +22,6 @@ class Norm(NamedTuple):
         return np.ones(head_dim) if weight is None else weight + self.offset
 
     def apply(self, x: Floats, name: str) -> Floats:
-        """Return x as normalised."""
         return divide(x, self.eps) * self.scale(name, x.shape[-1])
 
     def invert(self, x: Floats, name: str) -> tuple[Floats, Floats | float]:
@@ -35,7 +34,6 @@ class Norm(NamedTuple):
 
 
 def divide(x: Floats, eps: float, axes: tuple[int, ...] = (-1,)) -> Floats:
-    """Return x over its root mean square."""
     return np.asarray(x / np.sqrt((x**2).mean(axis=axes, keepdims=True) + eps))
 
 
