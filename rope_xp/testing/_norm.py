@@ -37,20 +37,7 @@ def divide(x: Floats, eps: float, axes: tuple[int, ...] = (-1,)) -> Floats:
     return np.asarray(x / np.sqrt((x**2).mean(axis=axes, keepdims=True) + eps))
 
 
-def find_fault(
-    norm: Norm,
-    x: Floats,
-    name: str,
-    turn: Callable[[Floats], Floats],
-    result: Floats,
-    bound: Floats,
-) -> str | None:
-    """Return what a function does other than to normalise x and turn it; None if unknown."""
-    simulations = _simulate(norm, x, name, turn, result)
-    return next((fault for fault, y in simulations if (np.abs(y - result) <= bound).all()), None)
-
-
-def _simulate(
+def simulate_faults(
     norm: Norm, x: Floats, name: str, turn: Callable[[Floats], Floats], result: Floats
 ) -> Iterator[tuple[str, Floats]]:
     """Yield results of norms that are wrong, with what is wrong; the last has the result's eps."""
