@@ -116,7 +116,6 @@ def _compare(positions: NDArray[Any], *tensors: Arrays) -> list[float]:
 
 
 def find_problems(rows: list[DemoRow], skipped: list[choice.Skipped]) -> list[str]:
-    """Return the broken promises as sentences."""
     problems = [f"{s.target} did not run: {s.reason}" for s in skipped if not s.expected]
     for row in rows:
         name = f"{row.target} from position {row.start}"

@@ -36,7 +36,6 @@ def find_suspicions(reading: Reading) -> list[str]:
 
 
 def find_notes(reading: Reading, requested: int | None = None) -> list[str]:
-    """Return what is correct but needs attention, for a context length if one was requested."""
     notes = []
     for layers in reading.layers:
         if layers.rope is not None and layers.depends_on_length:

@@ -53,7 +53,6 @@ class Attention:
 
 _ALL_HEADS, _LAYER, _AFTER = {"over": "all heads"}, {"kind": "layer"}, {"after_rotation": True}
 _NO_WEIGHT: Mapping[str, Any] = {"weighted": ()}
-_BY_KEY = ("qk_layernorm", True)
 
 _NORMS: dict[str, NormRow | tuple[NormRow, ...]] = {
     """
@@ -81,7 +80,7 @@ _NORMS: dict[str, NormRow | tuple[NormRow, ...]] = {
     "chameleon nemotron3_5_transcribe_word_timestamp": NormRow(_LAYER, eps=1e-5),
     "esmc": NormRow({**_LAYER, **_ALL_HEADS}, eps=1e-5),
     "cohere": NormRow(_LAYER, eps="layer_norm_eps", only_if=("use_qk_norm", True)),
-    "persimmon phi stablelm": NormRow(_LAYER, eps="layer_norm_eps", only_if=_BY_KEY),
+    "persimmon phi stablelm": NormRow(_LAYER, eps="layer_norm_eps", only_if=("qk_layernorm", True)),
 }
 _SOFTMAX: dict[str, Callable[[Need, int], float]] = {
     "gemma2 gemma3 step3p5 t5_gemma_module t5gemma2 t5gemma2_decoder vaultgemma": (

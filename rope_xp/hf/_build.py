@@ -23,13 +23,9 @@ def build_ropes(part: Mapping[str, Any], model: _keys.Model) -> dict[str, RoPE |
     ropes: dict[str, RoPE | None] = {}
     for label, parameters in _keys.read_layers(part, model).items():
         where = ".".join(filter(None, (_keys.parameters_key(part), label)))
-        try:
-            source = _scaling.Source(part, model, parameters or {}, where)
+        source = _scaling.Source(part, model, parameters or {}, where)
+        with _keys.naming_errors(f"{where}: "):
             ropes[label] = None if parameters is None else build_rope(source)
-        except RopeConfigError:
-            raise
-        except (RopeError, TypeError, ArithmeticError) as error:
-            raise RopeConfigError(f"{where}: {error}") from error
     return ropes
 
 

@@ -103,8 +103,7 @@ class BlackBox:
         dtype = np.int32 if self.backend.name == "jax" else np.int64  # jax has no int64 by default
         host = np.ascontiguousarray(POSITION_FORMATS[self.position_format](p), dtype)
         device_positions = self.backend.asarray(host, self.device)
-        with warnings.catch_warnings(), np.errstate(all="ignore"):
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"), np.errstate(all="ignore"):
             try:
                 last = (device_positions,)
                 if self.tables is not None:

@@ -98,7 +98,6 @@ def load_rotary_module(kind: type) -> type:
 
 
 def functions_called(kind: type) -> tuple[tuple[str, Function], ...]:
-    """Return the functions that rotate which the methods of a class of diffusers call."""
     return _methods.functions_called(kind) if _is_of_diffusers(kind) else ()
 
 
