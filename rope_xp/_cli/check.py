@@ -26,6 +26,7 @@ from rope_xp._cli import inspect_config, plots, suspicions, terminal, weights
 from rope_xp._cli.reading import read_config
 from rope_xp._core.errors import BROKEN, RopeConfigError, RopeError
 from rope_xp.hf import _files, from_hf_config
+from rope_xp.hf._layer_plan import describe
 from rope_xp.rope import RoPE
 from rope_xp.testing import Identified, Measured, _compare, _open, identify
 
@@ -123,12 +124,10 @@ def _check_function(options: argparse.Namespace) -> int:
         ropes = {"nearest scaling": nearest, "measured": measured}
         plots.write_wavelengths(options.plot, {f"{dim} rotated components": (ropes, dim, {})})
     if options.json:
-        rule = result.rope.scaling
-        name = {"name": type(rule).__name__}
         report = {
             "target": options.target,
             **vars(result),
-            "rope": vars(result.rope) | {"scaling": rule and name | vars(rule)},
+            "rope": describe(result.rope),
             "error": {str(p): e if math.isfinite(e) else None for p, e in result.error.items()},
             "differences": mismatches,
         }
