@@ -23,8 +23,6 @@ _OPTIONAL_PACKAGES = (
 
 @dataclass(frozen=True)
 class Skipped:
-    """A target that did not run."""
-
     target: str
     reason: str
     expected: bool  # no problem: the target is not installed, and --backend does not name it
