@@ -156,7 +156,7 @@ def _read_layer(i: int, layer: Any, layer_plan: LayerPlan) -> CacheLayer:
 
 def _list_arrays(layer: Any, seen: int) -> Iterator[Stored]:
     """Yield what is quantized, then the last tokens, which are not yet, or never."""
-    rest = min(seen, layer.keys.shape[TOKENS]) if layer.keys.ndim == 4 else 0
+    rest = min(seen, layer.keys.shape[TOKENS]) if layer.keys.ndim > 1 else 0
     for role in ("keys", "values", "indexer_keys"):
         if hasattr(layer, f"_quantized_{role}"):
             yield Stored(role, 0, seen - rest, is_quantized=True)
