@@ -138,8 +138,7 @@ def _check_function(options: argparse.Namespace) -> int:
 
 
 def _import_target(target: str) -> Callable[..., Any]:
-    advice = _files.download_advice(target)
-    if advice is not None:
+    if advice := _files.download_advice(target):
         raise RopeError(advice)
     if ".py:" in target:
         raise RopeError(f"{target!r} names a file; name its module: {target.replace('.py:', ':')}")

@@ -189,8 +189,7 @@ def _compare_array(
         if (p != position).any() and is_result(one[0, :, 0]).all():
             return Problem(f"{message}, which is rotated by position {_show(p)}, {words}")
     vector, allowed = result[entry, head, token], bound[entry, head, token]
-    same = np.argwhere((np.abs(vector - expected) <= allowed).all(axis=-1)).tolist()
-    if same:
+    if same := np.argwhere((np.abs(vector - expected) <= allowed).all(axis=-1)).tolist():
         other = "token {2}, head {1}, batch entry {0}".format(*same[0])
         message += f", which got the result of {other}"
     return Problem(message)
