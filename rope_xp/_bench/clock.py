@@ -22,7 +22,6 @@ class Spread:
     most: float
 
     def __str__(self) -> str:
-        """Return "median [min, max]"."""
         return f"{digits(self.median)} [{digits(self.least)}, {digits(self.most)}]"
 
 
@@ -32,7 +31,6 @@ def digits(figure: float) -> str:
 
 
 def spread(figures: Sequence[float]) -> Spread:
-    """Return the median, minimum and maximum of figures."""
     return Spread(statistics.median(figures), min(figures), max(figures))
 
 
@@ -90,6 +88,5 @@ def rounds_of_microseconds(
 
 
 def wait(target: Target, results: tuple[Any, ...]) -> None:
-    """Return once results have been computed."""
     for result in results:
         target.wait(result)

@@ -19,8 +19,6 @@ class CannotMeasure(Exception):  # noqa: N818  # a skip, and no error
 
 
 class Case(NamedTuple):
-    """A target, and arrays of its library."""
-
     target: targets.Target
     q: Array
     k: Array

@@ -36,7 +36,6 @@ class Target:
 
     @property
     def library(self) -> str:
-        """The part of the name before the colon."""
         return self.name.partition(":")[0]
 
 

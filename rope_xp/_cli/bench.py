@@ -30,7 +30,6 @@ class BenchRow:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
     choice.add_arguments(parser)
     about = f"heads of {HEAD_DIM} components; default {HEADS[0]} {HEADS[1]}"
     add = parser.add_argument
@@ -59,7 +58,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def measure(name: str, dtype: str, tokens: int, repeat: int, heads: tuple[int, int]) -> BenchRow:
-    """Time a target with arrays of one dtype."""
     rope = rope_xp.RoPE(base=BASE, layout="half")
     target, q, k, positions = case(name, tokens, dtype=dtype, heads=heads)
     formula = formulas.usual_formula(target, BASE)

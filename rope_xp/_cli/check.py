@@ -26,6 +26,7 @@ from rope_xp._cli import inspect_config, plots, suspicions, terminal, weights
 from rope_xp._cli.reading import read_config
 from rope_xp._core.errors import BROKEN, RopeConfigError, RopeError
 from rope_xp.hf import _files, from_hf_config
+from rope_xp.hf._layer_plan import describe
 from rope_xp.rope import RoPE
 from rope_xp.testing import Identified, Measured, _compare, _open, identify
 
@@ -40,7 +41,6 @@ _MODEL_OPTIONS = "weights", "strict", "layout"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
     target_help = "package.module:function, whose module is imported from here or where packages "
     target_help += "are, and which is called; or a folder with a config.json, or that file"
     parser.add_argument("target", metavar="TARGET", help=target_help)
@@ -124,12 +124,10 @@ def _check_function(options: argparse.Namespace) -> int:
         ropes = {"nearest scaling": nearest, "measured": measured}
         plots.write_wavelengths(options.plot, {f"{dim} rotated components": (ropes, dim, {})})
     if options.json:
-        rule = result.rope.scaling
-        name = {"name": type(rule).__name__}
         report = {
             "target": options.target,
             **vars(result),
-            "rope": vars(result.rope) | {"scaling": rule and name | vars(rule)},
+            "rope": describe(result.rope),
             "error": {str(p): e if math.isfinite(e) else None for p, e in result.error.items()},
             "differences": mismatches,
         }
@@ -140,9 +138,7 @@ def _check_function(options: argparse.Namespace) -> int:
 
 
 def _import_target(target: str) -> Callable[..., Any]:
-    """Return the function at package.module:function."""
-    advice = _files.download_advice(target)
-    if advice is not None:
+    if advice := _files.download_advice(target):
         raise RopeError(advice)
     if ".py:" in target:
         raise RopeError(f"{target!r} names a file; name its module: {target.replace('.py:', ':')}")

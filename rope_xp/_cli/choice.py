@@ -23,15 +23,12 @@ _OPTIONAL_PACKAGES = (
 
 @dataclass(frozen=True)
 class Skipped:
-    """A target that did not run."""
-
     target: str
     reason: str
     expected: bool  # no problem: the target is not installed, and --backend does not name it
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a command that times calls on libraries."""
     add = parser.add_argument
     add("--tokens", type=terminal.count, default=4096, help="default %(default)s")
     repeat_help = "timed calls; the fastest one counts; default 5"

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rope_xp._bench import clock, formulas, targets
 from rope_xp._bench.inputs import BASE, HEAD_DIM, HEADS, case
 from rope_xp._cli import choice, terminal
-from rope_xp._core.typing import Array, Layout
+from rope_xp._core.typing import Layout
 from rope_xp._functions import apply, explain
 
 STARTS = (0, 1_000_000)
@@ -74,16 +74,11 @@ def measure_target(
 ) -> DemoRow:
     """Return the row of a target. ``first`` holds results of the first target, by start."""
     _, q, k, positions = case(target.name, tokens, start)
-    formula = formulas.usual_formula(target, BASE)
-
-    def rotate() -> tuple[Array, ...]:
-        return apply(q, k, positions, layout=LAYOUT, base=BASE)
-
-    seconds, usual_seconds = clock.best_seconds(
-        target, repeat, rotate, lambda: formula(q, k, positions)
-    )
+    rotate = partial(apply, q, k, positions, layout=LAYOUT, base=BASE)
+    rotate_usual = partial(formulas.usual_formula(target, BASE), q, k, positions)
+    seconds, usual_seconds = clock.best_seconds(target, repeat, rotate, rotate_usual)
     arrays, results, usual_results = (
-        [target.fetch(x) for x in xs] for xs in ((q, k), rotate(), formula(q, k, positions))
+        [target.fetch(x) for x in xs] for xs in ((q, k), rotate(), rotate_usual())
     )
     error, usual_error, ulp = _compare(
         target.fetch(positions), arrays, results, usual_results, first.setdefault(start, results)
@@ -121,7 +116,6 @@ def _compare(positions: NDArray[Any], *tensors: Arrays) -> list[float]:
 
 
 def find_problems(rows: list[DemoRow], skipped: list[choice.Skipped]) -> list[str]:
-    """Return the broken promises as sentences."""
     problems = [f"{s.target} did not run: {s.reason}" for s in skipped if not s.expected]
     for row in rows:
         name = f"{row.target} from position {row.start}"
@@ -137,7 +131,6 @@ def find_problems(rows: list[DemoRow], skipped: list[choice.Skipped]) -> list[st
 
 
 def summarize_agreement(rows: list[DemoRow]) -> str:
-    """Return one line on whether the libraries agree."""
     ulps: dict[str, float] = {}
     for row in rows:
         ulps[row.target] = float(np.maximum(ulps.get(row.target, 0.0), row.ulp_from_first))

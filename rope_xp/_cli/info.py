@@ -25,12 +25,10 @@ EMPTY: dict[str, Any] = {"version": None, "problem": None, "devices": [], "paths
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the report; return the exit status."""
     report = build_report()
     if options.json:
         terminal.write_json(report)
@@ -60,7 +58,6 @@ def build_report() -> dict[str, Any]:
 
 
 def _describe_library(library: find.Library) -> dict[str, Any]:
-    """Describe one row of the dispatch table."""
     backend = targets.load(library)
     if isinstance(backend, str):
         return {**EMPTY, "problem": backend}

@@ -38,7 +38,6 @@ _ELSEWHERE = ("layer_type", "count", "rotated", "wavelengths", "python")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
     add = parser.add_argument
     add("config", metavar="CONFIG", help="a config.json, or the folder that has it")
     add("--json", action="store_true", help="print one JSON object")
@@ -50,7 +49,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the report; return the exit status."""
     reading = read_config(options.config, options.layout)
     facts = build_report(reading, options.length)
     if options.plot is not None:
@@ -212,7 +210,6 @@ def print_report(report: dict[str, Any]) -> None:
 
 
 def _format_layers(plan: dict[str, Any]) -> str:
-    """Return a line on equal layers."""
     plan = dict(plan)
     members = dict.fromkeys(plan.pop("layers"))
     ends = ([i for i in members if i + step not in members] for step in (-1, 1))

@@ -31,7 +31,6 @@ _EXACT_BELOW = 10_000_000
 
 
 def draw_decay(axes: Any, ropes: dict[str, RoPE], head_dim: int, distance: int) -> None:
-    """Draw RoFormer's bound over distance, in grey for the first of several."""
     for i, (name, rope) in enumerate(ropes.items()):
         bound = analysis.decay_bound(rope, head_dim, np.arange(1, distance + 1))
         _draw_curve(axes, bound, name, i, len(ropes))
@@ -41,7 +40,6 @@ def draw_decay(axes: Any, ropes: dict[str, RoPE], head_dim: int, distance: int) 
 
 
 def draw_score(axes: Any, ropes: dict[str, RoPE], head_dim: int, distance: int) -> None:
-    """Draw the score of two vectors of ones over distance, and where it is first negative."""
     for i, (name, rope) in enumerate(ropes.items()):
         first = analysis.max_distance(rope, head_dim, limit=distance)
         sign = "not negative" if first is None else f"first negative at {first:,}"
@@ -77,7 +75,6 @@ def _finish(axes: Any, distance: int, label: str, title: str | None = None) -> N
 
 
 def draw_accuracy(axes: Any, ropes: dict[str, RoPE], head_dim: int, distance: int) -> None:
-    """Draw the maximum error of cos and sin over position, of rope_xp and of the usual formula."""
     if distance > _EXACT_BELOW:
         raise RopeError(f"float64 measures accuracy up to position {_EXACT_BELOW}; got {distance}")
     if below := [name for name, rope in ropes.items() if rope.base < 1]:
@@ -121,7 +118,6 @@ _KINDS: dict[str, tuple[Callable[[Any, dict[str, RoPE], int, int], None], int]] 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
     # argparse would name the options first; --base would then take the kind for another base.
     parser.usage = (
         f"{parser.prog} [-h] {{{','.join(_KINDS)}}}\n"
@@ -139,7 +135,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the picture and print its path; return the exit status."""
     draw, distance = _KINDS[options.kind]
     path = options.out or Path(options.kind)
     if not path.name:

@@ -39,12 +39,7 @@ def choose_style(i: int, curves: int) -> tuple[str, str]:
 def draw_wavelengths(
     axes: Any, ropes: dict[str, RoPE], head_dim: int, contexts: dict[str, int]
 ) -> None:
-    """Draw how many tokens a turn of each pair takes, for ropes by their name in the legend.
-
-    Each context, a length in tokens, is a horizontal line: pairs above it make less than a full
-    turn. Pairs of frequency zero have no wavelength. They are triangles at the upper edge, and the
-    legend counts them.
-    """
+    """Draw how many tokens a turn of each pair takes: pairs above a context make less than one."""
     axes.set_yscale("log")
     for i, (label, rope) in enumerate(ropes.items()):
         wavelengths = rope.wavelengths(head_dim)

@@ -35,7 +35,6 @@ class Layers:
         return self.label and f"{self.label}: "
 
     def has_base(self) -> bool:
-        """Return whether the configuration has a base for these layers."""
         config = self.source.config
         shared = config.get(_keys.parameters_key(config)) or {}
         nested = shared[self.label] if isinstance(shared.get(self.label), Mapping) else shared
@@ -72,7 +71,6 @@ class Reading:
         return {k: sizes[k] for k in _list_missing_sizes(self.part, self.model) if k in sizes}
 
     def list_unrotated(self) -> list[int]:
-        """Return the numbers of the layers that are exempt from rotation."""
         total = count_layers(self.part, self.model, "")
         return _plan.list_unrotated(self.part, self.model, total)
 
@@ -86,11 +84,12 @@ def read_config(config: object, layout: Layout | None = None) -> Reading:
     if _list_missing_sizes(part, model):
         model = replace(model, sizes={**_read_default_sizes(part), **model.sizes})
     parameters = _keys.read_layers(part, model)
-    layers = []
+    layers, types, overrides = [], part.get("layer_types"), _plan.read_overrides(part)
     for label, rope in ropes.items():
         where = f"rope_parameters.{label}" if label else "rope_parameters"
         source = _scaling.Source(part, model, parameters[label] or {}, where)
-        head_dim = _read_head_dim(part, model, label)
+        first = types.index(label) if isinstance(types, list) and label in types else -1
+        head_dim = _plan.read_head_dim(part, model, label, overrides.get(first, {}))
         rotated = head_dim if rope is None or rope.rotary_dim is None else rope.rotary_dim
         _limits.check_number("rotated components of a head", rotated, _limits.COMPONENTS)
         depends_on_length = rope is not None and rope.for_length(1) is not rope
@@ -124,13 +123,6 @@ def _read_default_sizes(part: Mapping[str, Any]) -> dict[str, int]:
     if sizes.get("head_dim") == by_width:  # it follows the width of the configuration
         del sizes["head_dim"]
     return sizes
-
-
-def _read_head_dim(part: Mapping[str, Any], model: Model, label: str) -> int | None:
-    """Return the components of a head of one layer type."""
-    types = part.get("layer_types")
-    first = types.index(label) if isinstance(types, list) and label in types else -1
-    return _plan.read_head_dim(part, model, label, _plan.read_overrides(part).get(first, {}))
 
 
 def _find_contexts(source: _scaling.Source, rope: RoPE | None) -> tuple[int | None, int | None]:

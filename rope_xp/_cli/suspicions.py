@@ -19,7 +19,6 @@ _REPORTED = ("no_rope_layers", "no_rope_layer_interval", "rope_scaling", "rope_p
 
 
 def find_suspicions(reading: Reading) -> list[str]:
-    """Return what is suspicious, as sentences."""
     part, sentences = reading.part, []
     name = part.get("model_type")
     if _build.get_row(name) is None:
@@ -37,7 +36,6 @@ def find_suspicions(reading: Reading) -> list[str]:
 
 
 def find_notes(reading: Reading, requested: int | None = None) -> list[str]:
-    """Return what is correct but needs attention, for a context length if one was requested."""
     notes = []
     for layers in reading.layers:
         if layers.rope is not None and layers.depends_on_length:
@@ -76,7 +74,6 @@ def _find_unread_keys(reading: Reading) -> Iterator[str]:
 
 
 def _find_unread_parameters(reading: Reading) -> Iterator[str]:
-    """Yield unread keys among the rotary parameters."""
     part, model = reading.part, reading.model
     name = _keys.parameters_key(part)
     parameters = part.get(name) or {}

@@ -24,7 +24,6 @@ class Parser(argparse.ArgumentParser):
     """A parser whose errors may name any file."""
 
     def error(self, message: str) -> NoReturn:
-        """Exit with 2."""
         super().error(escape(message))
 
 
@@ -37,7 +36,6 @@ def escape(text: str) -> str:
 
 
 def write(*lines: str, file: IO[str] | None = None) -> None:
-    """Print lines to stdout, or to another file."""
     for line in lines:
         print(escape(line), file=file)
 
@@ -49,7 +47,6 @@ def write_json(report: dict[str, Any], **options: Any) -> None:
 
 # argparse names these two in its errors: "invalid count value".
 def count(text: str) -> int:
-    """Return an integer that is at least 1."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
@@ -57,7 +54,6 @@ def count(text: str) -> int:
 
 
 def positive(text: str) -> float:
-    """Return a positive finite number."""
     value = float(text)
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"must be positive and finite, got {text}")

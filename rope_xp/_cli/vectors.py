@@ -11,7 +11,6 @@ from rope_xp.testing import vectors
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
     add = parser.add_argument
     add("config", metavar="CONFIG", help="a config.json, or the folder that has it")
     add("-o", "--out", type=Path, required=True, metavar="FILE.safetensors")
@@ -19,7 +18,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the file; return the exit status."""
     with isolate():
         layers = rope_xp.plan(options.config, layout=options.layout)
     made = vectors(layers)

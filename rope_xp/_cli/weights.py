@@ -26,7 +26,6 @@ _PICKLES = ".bin", ".ckpt", ".pkl", ".pt", ".pth"
 
 
 def load_model(folder: Path) -> Any:
-    """Return the model in a folder."""
     if missing := [n for n in ("torch", "transformers") if importlib.util.find_spec(n) is None]:
         names = " and ".join(missing)
         raise RopeError(f"--weights needs {names} (pip install torch transformers)")

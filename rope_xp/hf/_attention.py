@@ -4,6 +4,7 @@ No configuration says where a norm stands, what it covers or whether its weight 
 the code of transformers does. ``tests/support/plans.py`` compares the rows with the models it runs.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,7 +53,6 @@ class Attention:
 
 _ALL_HEADS, _LAYER, _AFTER = {"over": "all heads"}, {"kind": "layer"}, {"after_rotation": True}
 _NO_WEIGHT: Mapping[str, Any] = {"weighted": ()}
-_BY_KEY = ("qk_layernorm", True)
 
 _NORMS: dict[str, NormRow | tuple[NormRow, ...]] = {
     """
@@ -80,7 +80,7 @@ _NORMS: dict[str, NormRow | tuple[NormRow, ...]] = {
     "chameleon nemotron3_5_transcribe_word_timestamp": NormRow(_LAYER, eps=1e-5),
     "esmc": NormRow({**_LAYER, **_ALL_HEADS}, eps=1e-5),
     "cohere": NormRow(_LAYER, eps="layer_norm_eps", only_if=("use_qk_norm", True)),
-    "persimmon phi stablelm": NormRow(_LAYER, eps="layer_norm_eps", only_if=_BY_KEY),
+    "persimmon phi stablelm": NormRow(_LAYER, eps="layer_norm_eps", only_if=("qk_layernorm", True)),
 }
 _SOFTMAX: dict[str, Callable[[Need, int], float]] = {
     "gemma2 gemma3 step3p5 t5_gemma_module t5gemma2 t5gemma2_decoder vaultgemma": (
@@ -116,24 +116,22 @@ _KINDS = {
     "recurrent_gemma": "block_types",
     "zamba2": "layers_block_type",
 }
-_FACTS: dict[str, dict[str, Any]] = {
-    "llama4": {"has_temperature": True},
-    "longcat_flash": {"per_layer": 2},
-    "mimo_v2_flash": {"sliding_kv_factor": 2},
-    "muse_glimmer": {"needs": ("layer_rope_theta",)},
-    "muse_spark": {"needs": ("layer_rope_theta",)},
-    "zaya": {"obstacle": "its norm of q and k is none of RMSNorm and LayerNorm"},
-}
 _TABLES: dict[str, Mapping[str, Any]] = {
     "norms": {k: v if isinstance(v, tuple) else (v,) for k, v in _NORMS.items()},
     "softmax": _SOFTMAX,
     "indexer": _INDEXERS,
     "kinds_key": _KINDS,
+    "needs": {"muse_glimmer muse_spark": ("layer_rope_theta",)},
+    "per_layer": {"longcat_flash": 2},
+    "sliding_kv_factor": {"mimo_v2_flash": 2},
+    "has_temperature": {"llama4": True},
+    "obstacle": {"zaya": "its norm of q and k is none of RMSNorm and LayerNorm"},
 }
+_FACTS: defaultdict[str, dict[str, Any]] = defaultdict(dict)
 for _key, _table in _TABLES.items():
     for _names, _value in _table.items():
         for _name in _names.split():
-            _FACTS[_name] = {**_FACTS.get(_name, {}), _key: _value}
+            _FACTS[_name][_key] = _value
 
 ATTENTION = {name: Attention(**facts) for name, facts in _FACTS.items()}
 """By model type, as in the table of models."""

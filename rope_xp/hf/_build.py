@@ -23,13 +23,9 @@ def build_ropes(part: Mapping[str, Any], model: _keys.Model) -> dict[str, RoPE |
     ropes: dict[str, RoPE | None] = {}
     for label, parameters in _keys.read_layers(part, model).items():
         where = ".".join(filter(None, (_keys.parameters_key(part), label)))
-        try:
-            source = _scaling.Source(part, model, parameters or {}, where)
+        source = _scaling.Source(part, model, parameters or {}, where)
+        with _keys.naming_errors(f"{where}: "):
             ropes[label] = None if parameters is None else build_rope(source)
-        except RopeConfigError:
-            raise
-        except (RopeError, TypeError, ArithmeticError) as error:
-            raise RopeConfigError(f"{where}: {error}") from error
     return ropes
 
 
@@ -66,7 +62,6 @@ def find_model(config: Mapping[str, Any], layout: Layout | None = None) -> _keys
 
 
 def get_row(model_type: object) -> _keys.Model | None:
-    """Return the row of a model type, None if the table has none."""
     name = str(model_type)
     return MODELS.get(name) or MODELS.get(name.removesuffix("_text"))
 
@@ -102,7 +97,6 @@ def _find_obstacle(name: str, config: Mapping[str, Any], row: _keys.Model | None
 
 
 def build_rope(source: _scaling.Source) -> RoPE:
-    """Return the RoPE of one layer type."""
     scaling = _scaling.read_scaling(source)
     base = float(numbers.check_positive("rope_theta", source.parameters["rope_theta"]))
     head_dim, rotary_dim = _read_dims(source)

@@ -2,12 +2,13 @@
 
 import difflib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from rope_xp._core import numbers
-from rope_xp._core.errors import RopeConfigError
+from rope_xp._core.errors import RopeConfigError, RopeError
 from rope_xp._core.typing import Layout
 from rope_xp.hf import _limits
 from rope_xp.hf._attention import Attention
@@ -69,7 +70,6 @@ class LayerType:
 
     @property
     def parameters(self) -> Parameters:
-        """The rotary parameters."""
         return {"rope_theta": self.base, "partial_rotary_factor": self.partial, **self.others}
 
 
@@ -109,6 +109,17 @@ def find_language_part(config: Part) -> Part:
     return config
 
 
+@contextmanager
+def naming_errors(where: str = "") -> Iterator[None]:
+    """Make an error of a value one of the configuration, which says where the value is."""
+    try:
+        yield
+    except RopeConfigError:
+        raise
+    except (RopeError, TypeError, ArithmeticError) as error:
+        raise RopeConfigError(f"{where}{error}") from error
+
+
 def first_value(config: Part, *names: str) -> Any:
     """Return the first value that is not None."""
     return next((config[name] for name in names if config.get(name) is not None), None)
@@ -118,10 +129,8 @@ def read_size(config: Part, name: str) -> int | None:
     """Return a positive integer of the configuration; None if it is missing."""
     for key in (name, *ALIASES.get(name, ())):
         if config.get(key) is not None:
-            try:
+            with naming_errors():
                 return numbers.check_positive_int(key, config[key])
-            except (ValueError, TypeError) as error:
-                raise RopeConfigError(str(error)) from error
     return None
 
 

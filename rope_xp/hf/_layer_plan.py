@@ -101,8 +101,6 @@ class LayerPlan:
 def describe(value: Any) -> Any:
     """Return a plan as JSON holds it; a scaling gets the name of its class."""
     if is_dataclass(value):
-        name: dict[str, Any] = {}
-        if isinstance(value, Scaling):
-            name["name"] = type(value).__name__
+        name: dict[str, Any] = {"name": type(value).__name__} if isinstance(value, Scaling) else {}
         return name | {f.name: describe(getattr(value, f.name)) for f in fields(value)}
     return [describe(v) for v in value] if isinstance(value, tuple) else value

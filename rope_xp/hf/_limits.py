@@ -44,7 +44,6 @@ def check_keys(name: str, values: Mapping[Any, Any]) -> None:
 
 
 def check_size(name: str, values: Collection[Any], most: int) -> None:
-    """Check that a list or dictionary is no larger than that of any model."""
     check_number(f"entries of {name}", len(values), most)
 
 

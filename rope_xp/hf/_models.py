@@ -26,7 +26,6 @@ def _scale(rope_type: str, base: float, factor: float, trained: int, **others: A
 
 
 _FULL = ("full_attention",)
-_NONE = Attention()
 _GPT_OSS = _scale("yarn", 1.5e5, 32.0, 4096, truncate=False)
 _MISTRAL = {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
 _PROPORTIONAL = (None, False, {"rope_type": "proportional"})
@@ -194,7 +193,7 @@ def _parse_sizes(text: str) -> dict[str, int]:
 
 _TYPE_SIZES = {name: _parse_sizes(text) for name, text in (r.split("=") for r in _SIZES.split())}
 MODELS = {
-    name: replace(row, sizes=_TYPE_SIZES.get(name, {}), attention=ATTENTION.get(name, _NONE))
+    name: replace(row, sizes=_TYPE_SIZES.get(name, {}), attention=ATTENTION.get(name, Attention()))
     for names, row in _ROWS.items()
     for name in names.split()
 }

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rope_xp._core import numbers
-from rope_xp._core.errors import RopeConfigError, RopeError
+from rope_xp._core.errors import RopeConfigError
 from rope_xp._core.typing import Layout
 from rope_xp.hf import _build, _keys, _limits
 from rope_xp.hf._keys import FLAT, Model, Part
@@ -58,7 +58,7 @@ class _Facts:
 def build_plan(part: Part, layout: Layout | None) -> tuple[LayerPlan, ...]:
     """Return the plan of each layer; transformers fills in the keys that are missing."""
     try:
-        return _read_layers(part, layout, is_filled=False)
+        return _build_layers(part, layout, is_filled=False)
     except _MissingKeyError as error:
         if (config_class := find_class(part)) is None:
             raise RopeConfigError(str(error)) from None
@@ -70,16 +70,7 @@ def build_plan(part: Part, layout: Layout | None) -> tuple[LayerPlan, ...]:
         filled = config_class.from_dict(copy.deepcopy(content)).to_dict()
     except Exception as error:  # its classes have errors of their own
         raise RopeConfigError(f"transformers cannot read the configuration: {error}") from error
-    return _read_layers(filled, layout, is_filled=True)
-
-
-def _read_layers(part: Part, layout: Layout | None, *, is_filled: bool) -> tuple[LayerPlan, ...]:
-    try:
-        return _build_layers(_Facts(part, _build.find_model(part, layout), is_filled))
-    except RopeConfigError:
-        raise
-    except (RopeError, TypeError, ArithmeticError) as error:
-        raise RopeConfigError(str(error)) from error
+    return _build_layers(filled, layout, is_filled=True)
 
 
 def find_class(part: Part) -> Any:
@@ -91,8 +82,10 @@ def find_class(part: Part) -> Any:
     return next((mapping[n] for n in (f"{name}_text", name) if n in mapping), None)
 
 
-def _build_layers(facts: _Facts) -> tuple[LayerPlan, ...]:
-    part, model, attention = facts.part, facts.model, facts.model.attention
+@_keys.naming_errors()
+def _build_layers(part: Part, layout: Layout | None, *, is_filled: bool) -> tuple[LayerPlan, ...]:
+    model = _build.find_model(part, layout)
+    facts, attention = _Facts(part, model, is_filled), model.attention
     obstacle = "its layers see images; plans are of language models" if model.axial else None
     if obstacle := attention.obstacle or obstacle:
         raise RopeConfigError(f"no plan of model_type {part.get('model_type')!r}: {obstacle}")
@@ -188,7 +181,6 @@ def read_overrides(part: Part) -> dict[int, Part]:
 
 
 def read_head_dim(part: Part, model: Model, kind: str, own: Part) -> int | None:
-    """Return the components of a head of a layer."""
     latent = _keys.read_size(part, "qk_rope_head_dim")
     if latent is not None and not model.trailing:
         rest = _keys.read_size({**part, **own}, "qk_nope_head_dim")

@@ -20,7 +20,6 @@ class Source:
     where: str  # such as "rope_parameters.full_attention"
 
     def need(self, name: str) -> Any:
-        """Return a value that must be there."""
         value = self.extended if name == EXTENDED else self.parameters.get(name)
         if value is None:
             rope_type = self.parameters["rope_type"]
@@ -114,7 +113,6 @@ _BUILDERS: dict[str, Callable[[Source], scaling.Scaling | None]] = {
 
 
 def read_scaling(source: Source) -> scaling.Scaling | None:
-    """Return the scaling of the parameters."""
     rope_type = source.parameters["rope_type"]
     if not isinstance(rope_type, str) or rope_type not in _BUILDERS:
         known = ", ".join(map(repr, _BUILDERS))

@@ -18,7 +18,6 @@ AXES = {3: "bsd", 4: "bhsd"}  # of keys of indexers, and of keys
 
 
 def count_context(positions: Positions) -> int:
-    """Return the length of a context with these positions."""
     return max(1, int(positions.max()) + 1)
 
 

@@ -142,8 +142,7 @@ def _read_layer(i: int, layer: Any, layer_plan: LayerPlan) -> CacheLayer:
     if getattr(layer, "indexer_position_ids", None) is not None:
         raise RopeError("its indexer stores keys before their rotation, and positions")
     seen = int(layer.get_seq_length())
-    list_arrays = _list_quantized if is_quantized else _list_arrays
-    found = CacheLayer(i, layer, seen, tuple(list_arrays(layer, seen)))
+    found = CacheLayer(i, layer, seen, tuple(_list_arrays(layer, seen)))
     widths = {}
     for stored in found.arrays:
         if (x := found.read(stored)).dtype not in _DTYPES:
@@ -156,17 +155,12 @@ def _read_layer(i: int, layer: Any, layer_plan: LayerPlan) -> CacheLayer:
 
 
 def _list_arrays(layer: Any, seen: int) -> Iterator[Stored]:
+    """Yield what is quantized, then the last tokens, which are not yet, or never."""
+    rest = min(seen, layer.keys.shape[TOKENS]) if layer.keys.ndim > 1 else 0
     for role in ("keys", "values", "indexer_keys"):
-        if getattr(layer, role, None) is not None:
-            yield Stored(role, seen - min(seen, layer.keys.shape[TOKENS]), seen)
-
-
-def _list_quantized(layer: Any, seen: int) -> Iterator[Stored]:
-    """Yield what is quantized, then the last tokens, which are not yet."""
-    rest = layer.keys.shape[TOKENS] if layer.keys.ndim == 4 else 0
-    for role in ("keys", "values"):
-        yield Stored(role, 0, seen - rest, is_quantized=True)
-        if rest:
+        if hasattr(layer, f"_quantized_{role}"):
+            yield Stored(role, 0, seen - rest, is_quantized=True)
+        if rest and getattr(layer, role, None) is not None:
             yield Stored(role, seen - rest, seen)
 
 

@@ -148,8 +148,7 @@ def _check_attention_factor(name: str, module: torch.nn.Module) -> Iterator[Find
         if len(ropes) != 1 or not isinstance(own_factor, float | int):
             continue
         factor = ropes[0].attention_factor
-        error = abs(factor - own_factor)
-        if error > 1e-5:
+        if (error := abs(factor - own_factor)) > 1e-5:
             what = f"its attention_scaling is {own_factor:g}, but the configuration says {factor:g}"
             fix = "Set it to the configuration's value, or correct the configuration"
             effect = dict.fromkeys(POSITIONS, error)

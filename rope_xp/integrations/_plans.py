@@ -99,8 +99,6 @@ def set_plans(module: torch.nn.Module, plans: RotaryPlans, trusting: bool) -> No
 
 
 class PatchOptions(NamedTuple):
-    """How to patch a module."""
-
     length: int | None = None
     rotation: bool = True  # rope_xp's functions read its tables, and not the model's own
     trusting: bool = False  # buffers may differ from the configuration

@@ -19,8 +19,6 @@ from rope_xp.rope import RoPE
 
 @dataclass(frozen=True)
 class RecognizedRotation:
-    """What a function does, as :func:`recognize` finds it."""
-
     parameters: tuple[str, ...]
     arrays: int
     form: _formats.Format

@@ -59,7 +59,6 @@ def configured_ropes(module: torch.nn.Module, label: str | None) -> list[RoPE]:
 
 
 def own_attention_factor(module: torch.nn.Module, label: str | None) -> Any:
-    """Return the factor by which a module multiplies cos and sin."""
     return getattr(module, f"{label}_attention_scaling" if label else "attention_scaling", 1.0)
 
 
@@ -72,7 +71,6 @@ def regimes(rope: RoPE) -> list[RoPE]:
 
 
 def rotated_pairs(rope: RoPE, size: int) -> int:
-    """Return how many pairs a buffer of this size rotates."""
     if isinstance(rope.scaling, Axial) and rope.scaling.order != "strided":
         return size * rope.scaling.axes
     return size

@@ -16,8 +16,6 @@ _LARGEST = 1 << 20
 
 
 class Accuracy(NamedTuple):
-    """The errors of one array."""
-
     error: dict[int, float]  # the maximum of cos and sin in each context; inf where it is rejected
     passes: int | None  # the first position that was tried with an error above 1e-2
     notes: tuple[str, ...]
@@ -49,7 +47,6 @@ class ArrayRotation(NamedTuple):
 
 
 def measure_accuracy(rotation: ArrayRotation) -> Accuracy:
-    """Compare a function with exact angles."""
     error: dict[int, float] = {}
     notes: tuple[str, ...] = ()
     tried: list[tuple[Floats, Complex, Floats]] = []

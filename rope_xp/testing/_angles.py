@@ -80,8 +80,6 @@ def find_last(holds: Callable[[int], bool], low: int, high: int) -> int:
 
 
 class MeasuredAngles(NamedTuple):
-    """The angles of the pairs of one array."""
-
     frequencies: Floats  # radians per position of the pairs that move, not negative
     uncertainty: Floats  # relative, of each frequency
     sign: int

@@ -84,7 +84,6 @@ class BlackBox:
         return [np.concatenate(results) for results in zip(*parts, strict=True)]
 
     def accepts(self, positions: ArrayLike) -> bool:
-        """Return whether the function takes these positions."""
         try:
             self.rotate(np.zeros((1, self.heads, self.head_dim)), positions)
         except CallRefused:
@@ -104,8 +103,7 @@ class BlackBox:
         dtype = np.int32 if self.backend.name == "jax" else np.int64  # jax has no int64 by default
         host = np.ascontiguousarray(POSITION_FORMATS[self.position_format](p), dtype)
         device_positions = self.backend.asarray(host, self.device)
-        with warnings.catch_warnings(), np.errstate(all="ignore"):
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"), np.errstate(all="ignore"):
             try:
                 last = (device_positions,)
                 if self.tables is not None:
@@ -163,12 +161,10 @@ class BlackBox:
 
 
 def read_host(x: Array) -> Floats:
-    """Return the values of an array of any library."""
     if hasattr(x, "detach"):  # torch, whose bfloat16 numpy cannot read
         x = x.detach().cpu().double()
     return np.asarray(x.get() if hasattr(x, "get") else x, np.float64)
 
 
 def to_tuple(result: Any) -> tuple[Any, ...]:
-    """Return results, one or several, as a tuple."""
     return tuple(result) if isinstance(result, (tuple, list)) else (result,)

@@ -22,7 +22,6 @@ class Norm(NamedTuple):
         return np.ones(head_dim) if weight is None else weight + self.offset
 
     def apply(self, x: Floats, name: str) -> Floats:
-        """Return x as normalised."""
         return divide(x, self.eps) * self.scale(name, x.shape[-1])
 
     def invert(self, x: Floats, name: str) -> tuple[Floats, Floats | float]:
@@ -35,24 +34,10 @@ class Norm(NamedTuple):
 
 
 def divide(x: Floats, eps: float, axes: tuple[int, ...] = (-1,)) -> Floats:
-    """Return x over its root mean square."""
     return np.asarray(x / np.sqrt((x**2).mean(axis=axes, keepdims=True) + eps))
 
 
-def find_fault(
-    norm: Norm,
-    x: Floats,
-    name: str,
-    turn: Callable[[Floats], Floats],
-    result: Floats,
-    bound: Floats,
-) -> str | None:
-    """Return what a function does other than to normalise x and turn it; None if unknown."""
-    simulations = _simulate(norm, x, name, turn, result)
-    return next((fault for fault, y in simulations if (np.abs(y - result) <= bound).all()), None)
-
-
-def _simulate(
+def simulate_faults(
     norm: Norm, x: Floats, name: str, turn: Callable[[Floats], Floats], result: Floats
 ) -> Iterator[tuple[str, Floats]]:
     """Yield results of norms that are wrong, with what is wrong; the last has the result's eps."""

@@ -63,8 +63,7 @@ def open_box(
             function, tables, "", axes, head_dim, heads, backend, device, dtype, **more
         )  # fmt: skip
         for arrays, count, form in itertools.product(numbers_of_arrays, counts, POSITION_FORMATS):
-            names = "qkv"[:arrays]
-            candidate = replace(box, names=names, components=count, position_format=form)
+            candidate = replace(box, names="qkv"[:arrays], components=count, position_format=form)
             try:
                 if ("c" in form) == (count > 1):
                     candidate.rotate(zeros, np.arange(5))

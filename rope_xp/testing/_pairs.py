@@ -114,8 +114,7 @@ def _find_pairs(box: BlackBox, name: str, head: Floats) -> RotatedArray | None:
                 f"are made of components {columns[:6]}"
             )
     pairs = np.array(sorted((*columns, *rows) for rows, columns in groups.items()))
-    fault = _find_fault(head, pairs, box.eps)
-    if fault is not None:
+    if fault := _find_fault(head, pairs, box.eps):
         pair = f"in a pair of {name}, such as components ({pairs[0, 0]}, {pairs[0, 1]})"
         raise RopeError(f"the function is not a rotation: {pair}, {fault}")
     layout, rotary_dim, indices = _find_layout(pairs, name)

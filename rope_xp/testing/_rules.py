@@ -34,12 +34,10 @@ class FrequencySeries(NamedTuple):
 
     @property
     def rotary_dim(self) -> int:
-        """Number of rotated components."""
         return 2 * len(self.values)
 
 
 def compute_frequencies(base: float, scaling: Scaling | None, rotary_dim: int) -> Floats:
-    """Return the frequencies of a base and a scaling."""
     if scaling is None:
         return inverse_frequencies(base, rotary_dim)
     with np.errstate(all="ignore"):

@@ -140,7 +140,6 @@ def _list_cases(components: int) -> Iterator[_Case]:
 
 
 def _build_kind(name: str, layer: LayerPlan) -> Tensors:
-    """Return the tensors of one kind of layer."""
     rope, norm, head_dim = layer.rope, layer.norm, layer.head_dim or 0
     axes, factor = getattr(rope, "position_axes", None), getattr(rope, "attention_factor", 1.0)
     heads = {"q": min(layer.heads or 1, 2), "k": 2 if layer.kv_heads == layer.heads != 1 else 1}

@@ -18,8 +18,6 @@ Numbers = Callable[[Config], tuple[int, ...]]
 
 @dataclass(frozen=True)
 class ModelRow:
-    """The rotary embedding of a class."""
-
     sections: Numbers  # how many components of a head each component of a position rotates
     base: float = 10000.0
     base_key: str = ""  # the key of a configuration that holds another base

@@ -23,7 +23,6 @@ _NORMS = re.compile(
 
 
 def patch(model: torch.nn.Module, norm: bool) -> None:
-    """Implement :func:`rope_xp.integrations.diffusers.patch`."""
     name = type(model).__name__
     parts = dict(_iterate_parts(model))
     _classes.check_unpatched(parts.values())
@@ -53,7 +52,6 @@ def patch(model: torch.nn.Module, norm: bool) -> None:
 
 
 def unpatch(model: torch.nn.Module) -> None:
-    """Implement :func:`rope_xp.integrations.diffusers.unpatch`."""
     _classes.restore_classes(_iterate_parts(model), _CONFIG)
 
 
@@ -100,7 +98,6 @@ def load_rotary_module(kind: type) -> type:
 
 
 def functions_called(kind: type) -> tuple[tuple[str, Function], ...]:
-    """Return the functions that rotate which the methods of a class of diffusers call."""
     return _methods.functions_called(kind) if _is_of_diffusers(kind) else ()
 
 

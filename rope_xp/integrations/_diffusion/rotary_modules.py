@@ -49,10 +49,7 @@ def _arange_on(device: Any) -> Callable[[int], torch.Tensor]:
 def _from_ids(
     form: Format, batch: tuple[int, ...] = (), heads: int = 0, method: str = "forward"
 ) -> RotaryModule:
-    """Describe a module that is given positions (batch..., tokens, components).
-
-    Matrices get an axis for the heads.
-    """
+    """Describe a module that is given positions (batch..., tokens, components)."""
 
     def compute(config: RotaryConfig, _: Any, ids: torch.Tensor) -> Any:
         tables = _build_tables(config.rope, ids.movedim(-1, 0), form)
