@@ -50,14 +50,6 @@ def check_layout(layout: object) -> None:
         )
 
 
-def check_rotary_dim(rotary_dim: object) -> int:
-    """Check that rotary_dim is an even positive integer; return it as Python's."""
-    r = numbers.check_int("rotary_dim", rotary_dim)
-    if r <= 0 or r % 2:
-        raise RopeError(f"rotary_dim must be even and positive, because pairs are rotated; got {r}")
-    return r
-
-
 def check_position_axes(position_axes: object, rotary_dim: int | None) -> tuple[int, ...]:
     """Check that position_axes is a tuple of component numbers; return these as Python's."""
     if not isinstance(position_axes, tuple):

@@ -71,12 +71,9 @@ def check_pair(
 ) -> tuple[Backend, Axes, bool, bool]:
     """Return the backend and axes of q and k, and whether each is of float64."""
     backend, where, double = check_array(q, axes, "q")
-    other = find.require_backend(k, "k")
-    if other is not backend:
-        raise checks.different_libraries("q", backend, "k", other)
+    checks.check_library(backend, "q", q, "k", k)
     k_double = checks.check_float(backend, "k", k) == "float64"
     check_fit(where, "k", len(k.shape))
-    checks.check_same_device(backend, "q", q, "k", k)
     checks.check_pair_shapes(where, q.shape, k.shape, has_k_positions)
     return backend, where, double, k_double
 

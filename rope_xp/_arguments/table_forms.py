@@ -84,13 +84,9 @@ def check_one_per_pair(cos: Any, sin: Any) -> None:
 
 def read_columns(xp: Namespace, cos: Array, sin: Array) -> Columns | None:
     """Return which columns of both tables are equal, None where neither halves nor neighbours."""
-    pairs, is_odd = divmod(cos.shape[-1], 2)
-    columns: dict[Columns, tuple[slice, slice]] = {
-        "halves": (slice(pairs), slice(pairs, None)),
-        "neighbours": (slice(None, None, 2), slice(1, None, 2)),
-    }
-    for form, (one, other) in columns.items():
-        if not is_odd and all(bool(xp.all(t[..., one] == t[..., other])) for t in (cos, sin)):
+    forms: tuple[Columns, ...] = () if cos.shape[-1] % 2 else ("halves", "neighbours")
+    for form in forms:
+        if all(bool(xp.all(t == doubled(xp, one_per_pair(t, form), form))) for t in (cos, sin)):
             return form
     return None
 

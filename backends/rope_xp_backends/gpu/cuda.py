@@ -107,7 +107,7 @@ class _AngleMemory(NamedTuple):
 
 def _locate_angles(call: Call, source: AngleSource, contiguous: Contiguous) -> _AngleMemory:
     backend = call.backend
-    angles = portable.for_kernel(call, source, parts=False, double=False)
+    angles = portable.for_kernel(call, source, on_gpu=True)
     if isinstance(angles, CosSin):
         kind, arrays, tables = COS_SIN, [angles.cos, angles.sin], (None,) * 4
     else:

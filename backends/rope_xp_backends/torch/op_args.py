@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from rope_xp._arguments.axes import parse_axes
-from rope_xp._core.call import UNKNOWN, CosSin, NormSpec, RotationSpec, TableLookup
+from rope_xp._core.call import UNKNOWN, Call, CosSin, NormSpec, RotationSpec, TableLookup
 from rope_xp._core.tables import DigitTables
 from rope_xp._core.typing import Layout
 
@@ -122,6 +122,12 @@ def build_op_args(source: TableLookup | CosSin, spec: RotationSpec) -> OpArgs:
         whole, components = whole.movedim(0, -1), True
         part = None if part is None else part.movedim(0, -1)
     return assemble_op_args(components, rest, source.tables, (whole, part))
+
+
+def build_op_norm(call: Call) -> OpNorm | None:
+    """Return the norm of an operator, None without one."""
+    weights = tuple([w for w in call.weights if w is not None])
+    return None if call.spec.norm is None else OpNorm(call.spec.norm, weights)
 
 
 def assemble_op_args(
