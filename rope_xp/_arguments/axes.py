@@ -45,7 +45,6 @@ def check_fit(axes: Axes, argument: str, ndim: int, name: str = "axes") -> None:
 
 
 def _check_names(axes: object, name: str) -> None:
-    """Check the spelling of axis names."""
     example = "'bshd' (batch, tokens, heads, head_dim) or 'bhsd' (Hugging Face)"
     if not isinstance(axes, str):
         raise TypeError(f"{name} must be a string such as {example}; got {axes!r}")

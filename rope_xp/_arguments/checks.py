@@ -23,7 +23,6 @@ def _a(backend: Backend) -> str:
 
 
 def different_libraries(first: str, a: Backend, second: str, b: Backend) -> TypeError:
-    """Return the error for arrays of two libraries."""
     return TypeError(f"{first} is {_a(a)} array and {second} {_a(b)} array; convert one of them")
 
 
@@ -45,7 +44,6 @@ def check_readable(backend: Backend, argument: str, x: Array) -> None:
 
 
 def check_same_device(backend: Backend, first: str, x: Array, second: str, y: Array) -> None:
-    """Check that two arrays of a library lie on one device."""
     a = backend.device(x)
     b = None if a is None else backend.device(y)
     if b is not None and a != b:

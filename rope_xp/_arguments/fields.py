@@ -42,7 +42,6 @@ FOREIGN = {
 
 
 def check_layout(layout: object) -> None:
-    """Check that layout is one of the three."""
     if layout not in LAYOUTS:
         raise RopeError(
             f"layout must be one of {', '.join(map(repr, LAYOUTS))}; got {layout!r}. Weights "
@@ -74,7 +73,6 @@ def check_axis_count(position_axes: tuple[int, ...], rotary_dim: int) -> None:
 
 
 def check_rope(rope: object, protocol: type, argument: str = "rope") -> None:
-    """Check that rope is a RoPE."""
     if isinstance(rope, protocol):
         return
     kind, shape = type(rope).__name__, getattr(rope, "shape", None)

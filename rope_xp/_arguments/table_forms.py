@@ -26,7 +26,6 @@ _COMPLEX = ("complex64", "complex128")
 
 
 def one_per_pair(table: Array, columns: Columns) -> Array:
-    """Return one column for each pair."""
     if columns == "pairs":
         return table
     return table[..., : table.shape[-1] // 2] if columns == "halves" else table[..., ::2]

@@ -48,7 +48,6 @@ class MemorySpan(NamedTuple):
 
 
 def get_span(memory: Memory | None) -> MemorySpan | None:
-    """Return the span of memory, if it is known."""
     if memory is None:
         return None
     start = end = memory.pointer

@@ -73,7 +73,6 @@ def check_share(name: str, value: object) -> Any:
 
 
 def check_one_of(name: str, value: object, known: tuple[str, ...]) -> None:
-    """Check that value is one of the strings ``known``."""
     if value not in known:
         raise RopeError(f"{name} must be one of {', '.join(map(repr, known))}; got {value!r}")
 

@@ -71,7 +71,6 @@ def split_heads(call: Call) -> Call:
 
 
 def run_split(run: Callable[[Call], tuple[Array, ...]], call: Call) -> tuple[Array, ...]:
-    """Return the results of a call, which ``run`` rotates split."""
     return merge_heads(call, run(split_heads(call)))
 
 

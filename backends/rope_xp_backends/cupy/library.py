@@ -24,7 +24,6 @@ class Cupy(Backend):
     def describe_call(
         self, operands: Arrays, positions: Any, tables: Any, *, writes: bool
     ) -> tuple[Hashable, Arrays] | None:
-        """Describe arrays in the memory of a device."""
         angle_inputs: Arrays = (positions,)
         allowed: tuple[Any, ...] = _INTEGERS
         if positions is None:

@@ -29,7 +29,6 @@ class Operands:
 
     @property
     def xp(self) -> Namespace:
-        """The namespace of all arrays."""
         return self.backend.xp
 
     @property
