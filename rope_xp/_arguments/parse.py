@@ -78,45 +78,34 @@ def check_pair(
     return backend, where, double, k_double
 
 
-def apply(
+def rotate(
     rope: Rope,
-    q: Array,
-    k: Array,
+    arrays: tuple[Array, ...],
     positions: Any,
     axes: str | None,
-    k_positions: Any,
     out: Any,
+    inverse: bool = False,
     norm: Any = None,
+    k_positions: Any = None,
 ) -> Call:
-    """Return the call that rotates q and k."""
-    has_k_positions = k_positions is not None
-    backend, where, double, k_double = check_pair(q, k, axes, has_k_positions=has_k_positions)
-    slice_ = slice_of(rope, q.shape[-1])
-    table_key = TableKey(rope, q.shape[-1], inverse=False, double=double)
-    angles = [_lookup(backend, table_key, q, where, positions, "positions")]
-    if has_k_positions or double != k_double:
-        named = (k_positions, "k_positions") if has_k_positions else (positions, "positions")
-        k_key = TableKey(rope, k.shape[-1], inverse=False, double=k_double)
-        angles.append(_lookup(backend, k_key, k, where, *named))
-    norm, weights = check_norm(backend, (q, k), where, slice_[0], norm)
-    inputs = _list_inputs(positions=angles[0], k_positions=angles[-1])
-    out = check_out(backend, (q, k), out, inputs, weights)
-    spec = RotationSpec(where, rope.layout, *slice_, inverse=False, norm=norm)
-    return Call(backend, (q, k), tuple(angles), out, spec, weights)
-
-
-def rotate(
-    rope: Rope, x: Array, positions: Any, axes: Any, out: Any, inverse: bool, norm: Any = None
-) -> Call:
-    """Return the call that rotates x."""
-    backend, where, double = check_array(x, axes)
+    """Return the call that rotates x, or q and k."""
+    x, y, has_k_positions = arrays[0], arrays[-1], k_positions is not None
+    if len(arrays) == 1:
+        backend, where, *doubles = check_array(x, axes)
+    else:
+        backend, where, *doubles = check_pair(x, y, axes, has_k_positions=has_k_positions)
     slice_ = slice_of(rope, x.shape[-1])
-    table_key = TableKey(rope, x.shape[-1], inverse, double)
-    angles = _lookup(backend, table_key, x, where, positions, "positions")
-    norm, weights = check_norm(backend, (x,), where, slice_[0], norm)
-    out = check_out(backend, (x,), out, _list_inputs(positions=angles), weights)
+    table_key = TableKey(rope, x.shape[-1], inverse, doubles[0])
+    angles = [_lookup(backend, table_key, x, where, positions, "positions")]
+    if has_k_positions or doubles[0] != doubles[-1]:
+        named = (k_positions, "k_positions") if has_k_positions else (positions, "positions")
+        k_key = TableKey(rope, y.shape[-1], inverse, doubles[-1])
+        angles.append(_lookup(backend, k_key, y, where, *named))
+    norm, weights = check_norm(backend, arrays, where, slice_[0], norm)
+    inputs = _list_inputs(positions=angles[0], k_positions=angles[-1])
+    out = check_out(backend, arrays, out, inputs, weights)
     spec = RotationSpec(where, rope.layout, *slice_, inverse, norm)
-    return Call(backend, (x,), (angles,), out, spec, weights)
+    return Call(backend, arrays, tuple(angles), out, spec, weights)
 
 
 def rerotate(

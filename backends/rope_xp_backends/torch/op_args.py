@@ -63,11 +63,9 @@ class OpArgs(NamedTuple):
         if not self.is_lookup or self.positions is None:
             return self
         dtype = torch.int64 if x.device.type == "cpu" else self.positions.dtype
-        op_args = self._replace(positions=self.positions.to(dtype, copy=True))
-        if self.part is None:
-            return op_args
         compute_dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
-        return op_args._replace(part=self.part.to(compute_dtype, copy=True))
+        part = None if self.part is None else self.part.to(compute_dtype, copy=True)
+        return self._replace(positions=self.positions.to(dtype, copy=True), part=part)
 
     @property
     def spec(self) -> RotationSpec:
