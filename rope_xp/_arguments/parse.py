@@ -139,12 +139,9 @@ def cos_sin(
 ) -> tuple[TableLookup, Backend]:
     """Return the lookup of cos and sin for positions of any shape, and its backend."""
     owner = backend_of(positions)
-    if xp is not None:
-        backend = find.require_backend_of_namespace(xp)
-        if owner is not None and owner.compatible_backend is backend:
-            backend = owner
-    else:
-        backend = owner or find.require_backend_of_namespace(np)
+    backend = find.require_backend_of_namespace(np if xp is None else xp)
+    if owner is not None and (xp is None or owner.compatible_backend is backend):
+        backend = owner
     double = dtype is not None and bool(dtype == backend.xp.float64)
     if dtype is not None and backend.numpy_dtypes:
         double = np.dtype(dtype) == np.float64  # numpy's many names for it, such as float and "d"

@@ -61,9 +61,7 @@ class Scaling(ABC):
             value = getattr(self, name)
             if value is None and getattr(type(self), name, ...) is None:
                 continue
-            number = check(f"{type(self).__name__}.{name}", value)
-            if type(number) is not type(value):
-                object.__setattr__(self, name, number)
+            object.__setattr__(self, name, check(f"{type(self).__name__}.{name}", value))
 
     def _check_not_below(self, name: str, other: str) -> None:
         value, bound = getattr(self, name), getattr(self, other)
