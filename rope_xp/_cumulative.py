@@ -121,10 +121,7 @@ def _read_state(
 ) -> turns.Words | None:
     if start is None:
         return None
-    owner = find.require_backend(start, "start")
-    if owner is not backend:
-        raise checks.different_libraries("steps", backend, "start", owner)
-    checks.check_same_device(backend, "steps", steps, "start", start)
+    checks.check_library(backend, "steps", steps, "start", start)
     count = 1 if ends is None else ends.shape[0] - 1
     shape = (*steps.shape[:axis], count, *steps.shape[axis + 1 :])
     double = backend.has_float64(steps)

@@ -35,7 +35,7 @@ class RopeFields:  # noqa: PLW1641  # dataclass adds the hash
         self._set_plain("base", numbers.check_positive("base", self.base))
         fields.check_layout(self.layout)
         if self.rotary_dim is not None:
-            self._set_plain("rotary_dim", fields.check_rotary_dim(self.rotary_dim))
+            self._set_plain("rotary_dim", numbers.check_even("rotary_dim", self.rotary_dim))
         self._set_plain("rotary_offset", numbers.check_int("rotary_offset", self.rotary_offset))
         if self.position_axes is not None:
             axes = fields.check_position_axes(self.position_axes, self.rotary_dim)
@@ -85,8 +85,7 @@ class RopeFields:  # noqa: PLW1641  # dataclass adds the hash
         """
         derived = [name for name in ("rotary_dim", "scaling", "position_axes") if name in fields]
         if derived:
-            msg = f"RoPE.axial computes {', '.join(derived)} from sections; omit it"
-            raise TypeError(msg)
+            raise TypeError(f"RoPE.axial computes {', '.join(derived)} from sections; omit it")
         scaling = Axial(order=order, sections=sections, bases=bases)  # type: ignore[arg-type]  # it makes tuples
         axes = tuple(axis for axis, _ in _axial.assign_pairs(scaling.sections or (), order))
         return cls(rotary_dim=2 * len(axes), scaling=scaling, position_axes=axes, **fields)

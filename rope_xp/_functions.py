@@ -192,8 +192,7 @@ def apply_frequencies(
     >>> q_rotated, k_rotated = rope_xp.apply_frequencies(q, k, cells, frequencies, layout="half")
     """
     call = learned.apply_frequencies(q, k, positions, frequencies, layout, axes, out)
-    rotated_q, rotated_k = choose.run(call)
-    return rotated_q, rotated_k
+    return choose.run(call)
 
 
 def apply_angles(
@@ -287,7 +286,8 @@ def explain(
     'numpy'
     """
     rope = _resolve_rope(rope, options, q)
-    return choose.explain(parse.apply(rope, q, k, positions, axes, k_positions, out, norm))
+    call = parse.rotate(rope, (q, k), positions, axes, out, False, norm, k_positions)
+    return choose.explain(call)
 
 
 def permute_weights(w: ArrayT, num_heads: int, *, to: Literal["interleaved", "half"]) -> ArrayT:

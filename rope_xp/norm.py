@@ -57,8 +57,7 @@ class QKNorm:
             raise RopeError(f"eps must be at least 2**-126, as float32 has no less; got {self.eps}")
         numbers.check_not_negative("offset", self.offset)
         if not isinstance(self.round_between, bool):
-            msg = f"round_between must be True or False; got {self.round_between!r}"
-            raise TypeError(msg)
+            raise TypeError(f"round_between must be True or False; got {self.round_between!r}")
         for register in registrars:  # before a transform of jax takes the norm apart
             register(self.q_weight)
 

@@ -138,28 +138,19 @@ class RoPE(RopeFields):
         >>> q_rotated, k_rotated = rope.apply(q, k, [1000], axes="bhsd")
         """
         if slots is not None or cache_axes is not None:
-            given = q, k, positions
             options = {"axes": axes, "k_positions": k_positions, "norm": norm}
-            calls = (
-                partial(self.apply, *given, **options),
-                partial(parse.apply, self, *given, **options),
-            )
-            return rotate_into_slots(q, k, slots, axes, cache_axes, out, *calls)
+            rotate = partial(self.apply, q, k, positions, **options)
+            parse_call = partial(parse.rotate, self, (q, k), positions, **options)
+            return rotate_into_slots(q, k, slots, axes, cache_axes, out, rotate, parse_call)
+        call = self, (q, k), positions, axes, out, False, norm
         if k_positions is not None:
-            parse_both = partial(parse.apply, self, q, k, positions, axes, k_positions, out, norm)
-            if out is None and norm is None:
-                both = positions, k_positions
-                results = call_cache.run_apart(self, (q, k), both, axes, parse_both)
-            else:
-                results = choose.run(parse_both())
-        else:
-            call = self, (q, k), positions, axes, out, False, norm
-            recent = recall(*call)
-            if recent is None:
-                arguments = self, q, k, positions, axes, None, out, norm
-                recent = call_cache.run(*call, parse.apply, *arguments)
-            results = recent
-        return results
+            parse_both = partial(parse.rotate, *call, k_positions)
+            if out is not None or norm is not None:
+                return choose.run(parse_both())
+            both = positions, k_positions
+            return call_cache.run_apart(self, (q, k), both, axes, parse_both)
+        results = recall(*call)
+        return call_cache.run(*call, parse.rotate, *call) if results is None else results
 
     def rotate(
         self,
@@ -237,7 +228,7 @@ class RoPE(RopeFields):
         call = self, (x,), positions, axes, outs, inverse, norm
         results = recall(*call)
         if results is None:
-            arguments = self, x, positions, axes, out, inverse, norm
+            arguments = self, (x,), positions, axes, out, inverse, norm
             results = call_cache.run(*call, parse.rotate, *arguments)
         return results[0]  # type: ignore[no-any-return]  # same kind as x
 

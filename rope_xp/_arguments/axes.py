@@ -6,13 +6,8 @@ from rope_xp._core.errors import RopeError
 _BATCH = "bcefgijklmno"
 
 
-def default_names(ndim: int) -> str:
-    """Return the default axes: batch axes, then s, h, d."""
-    return "sd" if ndim == 2 else _BATCH[: ndim - 3] + "shd"
-
-
 # Looked up on every call. Never written to after import: torch.compile would guard on a change.
-_DEFAULT = {ndim: make_axes(default_names(ndim)) for ndim in range(2, 13)}
+_DEFAULT = {2: make_axes("sd")} | {n: make_axes(_BATCH[: n - 3] + "shd") for n in range(3, 13)}
 _NAMED = {
     names: make_axes(names) for names in ("bshd", "bhsd", "sbhd", "shd", "hsd", "sd", "bsd", "sbd")
 }
@@ -45,7 +40,6 @@ def check_fit(axes: Axes, argument: str, ndim: int, name: str = "axes") -> None:
 
 
 def _check_names(axes: object, name: str) -> None:
-    """Check the spelling of axis names."""
     example = "'bshd' (batch, tokens, heads, head_dim) or 'bhsd' (Hugging Face)"
     if not isinstance(axes, str):
         raise TypeError(f"{name} must be a string such as {example}; got {axes!r}")

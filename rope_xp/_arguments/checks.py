@@ -1,10 +1,13 @@
 """Check that arrays have the same library, device and shape, where they must."""
 
+from typing import Any
+
 from rope_xp._core.call import Axes
 from rope_xp._core.dtypes import FLOATS
 from rope_xp._core.errors import RopeError
 from rope_xp._core.numbers import check_known, same_length
 from rope_xp._core.typing import Array
+from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
 
 
@@ -20,7 +23,6 @@ def _a(backend: Backend) -> str:
 
 
 def different_libraries(first: str, a: Backend, second: str, b: Backend) -> TypeError:
-    """Return the error for arrays of two libraries."""
     return TypeError(f"{first} is {_a(a)} array and {second} {_a(b)} array; convert one of them")
 
 
@@ -42,11 +44,18 @@ def check_readable(backend: Backend, argument: str, x: Array) -> None:
 
 
 def check_same_device(backend: Backend, first: str, x: Array, second: str, y: Array) -> None:
-    """Check that two arrays of a library lie on one device."""
     a = backend.device(x)
     b = None if a is None else backend.device(y)
     if b is not None and a != b:
         raise RopeError(f"{first} is on {a} and {second} on {b}; move one of them")
+
+
+def check_library(backend: Backend, first: str, like: Array, argument: str, x: Any) -> None:
+    """Check that x is of the library and on the device of ``like``, known as ``first``."""
+    other = find.require_backend(x, argument)
+    if other is not backend:
+        raise different_libraries(first, backend, argument, other)
+    check_same_device(backend, first, like, argument, x)
 
 
 def check_same_library_and_device(

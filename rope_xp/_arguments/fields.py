@@ -42,20 +42,11 @@ FOREIGN = {
 
 
 def check_layout(layout: object) -> None:
-    """Check that layout is one of the three."""
     if layout not in LAYOUTS:
         raise RopeError(
             f"layout must be one of {', '.join(map(repr, LAYOUTS))}; got {layout!r}. Weights "
             "of Hugging Face and GPT-NeoX use 'half', the paper and Meta's own Llama 'interleaved'"
         )
-
-
-def check_rotary_dim(rotary_dim: object) -> int:
-    """Check that rotary_dim is an even positive integer; return it as Python's."""
-    r = numbers.check_int("rotary_dim", rotary_dim)
-    if r <= 0 or r % 2:
-        raise RopeError(f"rotary_dim must be even and positive, because pairs are rotated; got {r}")
-    return r
 
 
 def check_position_axes(position_axes: object, rotary_dim: int | None) -> tuple[int, ...]:
@@ -82,7 +73,6 @@ def check_axis_count(position_axes: tuple[int, ...], rotary_dim: int) -> None:
 
 
 def check_rope(rope: object, protocol: type, argument: str = "rope") -> None:
-    """Check that rope is a RoPE."""
     if isinstance(rope, protocol):
         return
     kind, shape = type(rope).__name__, getattr(rope, "shape", None)

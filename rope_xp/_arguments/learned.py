@@ -110,33 +110,27 @@ def _build_terms(
         x = owner.xp.astype(x, owner.xp.float64 if double else owner.xp.float32, copy=False)
         return x if owner is backend else backend.asarray(x, device)
 
-    def place_positions(x: Array) -> Array:
-        x = with_axes(place(x, p_owner), batch + 1)
+    def place_positions(x: Array, c: int) -> Array:
+        x = with_axes(place(x[c, ...], p_owner), batch + 1)
         return x[..., None, None] if per_head else x[..., None]
 
-    def place_frequencies(x: Array) -> Array:
-        return with_axes(place(x, f_owner), batch + 2 + per_head)
+    def place_frequencies(x: Array, c: int) -> Array:
+        return with_axes(place(x[c, ...], f_owner), batch + 2 + per_head)
 
     p_constant, f_constant = p_owner.stop_gradient(positions), f_owner.stop_gradient(frequencies)
     digits, weights, rest = products.split_positions(p_owner, p_constant, base)
     factors = products.build_multipliers(f_owner, f_constant, weights, base)
     terms = []
     for c in range(positions.shape[0]):
-        p, f = place_positions(positions[c, ...]), place_frequencies(frequencies[c, ...])
-        constant_p = p if p_constant is positions else place_positions(p_constant[c, ...])
-        constant_f = f if f_constant is frequencies else place_frequencies(f_constant[c, ...])
-        term = products.Term(
-            products.PositionDigits(
-                [place_positions(x[c, ...]) for x in digits],
-                weights,
-                None if rest is None else place_positions(rest[c, ...]),
-            ),
-            [
-                products.Multiplier(place_frequencies(a[c, ...]), place_frequencies(b[c, ...]))
-                for a, b in factors
-            ],
-            products.Variable(p, constant_p),
-            products.Variable(f, constant_f),
-        )
-        terms.append(term)
+        p, f = place_positions(positions, c), place_frequencies(frequencies, c)
+        constant_p = p if p_constant is positions else place_positions(p_constant, c)
+        constant_f = f if f_constant is frequencies else place_frequencies(f_constant, c)
+        below = None if rest is None else place_positions(rest, c)
+        position = products.PositionDigits([place_positions(x, c) for x in digits], weights, below)
+        multipliers = [
+            products.Multiplier(*(place_frequencies(part, c) for part in factor))
+            for factor in factors
+        ]
+        variables = products.Variable(p, constant_p), products.Variable(f, constant_f)
+        terms.append(products.Term(position, multipliers, *variables))
     return terms

@@ -21,8 +21,7 @@ def check_norm(
     if norm is None:
         return None, ()
     if not isinstance(norm, QKNorm):
-        msg = f"norm must be a rope_xp.QKNorm; got {type(norm).__name__}"
-        raise TypeError(msg)
+        raise TypeError(f"norm must be a rope_xp.QKNorm; got {type(norm).__name__}")
     weights, lengths = (norm.q_weight, norm.k_weight)[: len(arrays)], {}
     argument = "x" if len(arrays) == 1 else "q"
     for name, x, weight in zip(NAMES, arrays, weights, strict=False):
@@ -40,8 +39,7 @@ def check_norm(
             for shape in shapes
         ):
             fitting = " or ".join(map(str, dict.fromkeys(shapes)))
-            msg = f"{name} has shape {tuple(weight.shape)}; it must be {fitting}"
-            raise RopeError(msg)
+            raise RopeError(f"{name} has shape {tuple(weight.shape)}; it must be {fitting}")
         lengths[name] = weight.shape[-1]
     if len(lengths) == 2 and not same_length(*lengths.values()):
         msg = f"weights must normalize the same components of q and k; their lengths are {lengths}"

@@ -71,55 +71,41 @@ def check_pair(
 ) -> tuple[Backend, Axes, bool, bool]:
     """Return the backend and axes of q and k, and whether each is of float64."""
     backend, where, double = check_array(q, axes, "q")
-    other = find.require_backend(k, "k")
-    if other is not backend:
-        raise checks.different_libraries("q", backend, "k", other)
+    checks.check_library(backend, "q", q, "k", k)
     k_double = checks.check_float(backend, "k", k) == "float64"
     check_fit(where, "k", len(k.shape))
-    checks.check_same_device(backend, "q", q, "k", k)
     checks.check_pair_shapes(where, q.shape, k.shape, has_k_positions)
     return backend, where, double, k_double
 
 
-def apply(
+def rotate(
     rope: Rope,
-    q: Array,
-    k: Array,
+    arrays: tuple[Array, ...],
     positions: Any,
     axes: str | None,
-    k_positions: Any,
     out: Any,
+    inverse: bool = False,
     norm: Any = None,
+    k_positions: Any = None,
 ) -> Call:
-    """Return the call that rotates q and k."""
-    has_k_positions = k_positions is not None
-    backend, where, double, k_double = check_pair(q, k, axes, has_k_positions=has_k_positions)
-    slice_ = slice_of(rope, q.shape[-1])
-    table_key = TableKey(rope, q.shape[-1], inverse=False, double=double)
-    angles = [_lookup(backend, table_key, q, where, positions, "positions")]
-    if has_k_positions or double != k_double:
-        named = (k_positions, "k_positions") if has_k_positions else (positions, "positions")
-        k_key = TableKey(rope, k.shape[-1], inverse=False, double=k_double)
-        angles.append(_lookup(backend, k_key, k, where, *named))
-    norm, weights = check_norm(backend, (q, k), where, slice_[0], norm)
-    inputs = _list_inputs(positions=angles[0], k_positions=angles[-1])
-    out = check_out(backend, (q, k), out, inputs, weights)
-    spec = RotationSpec(where, rope.layout, *slice_, inverse=False, norm=norm)
-    return Call(backend, (q, k), tuple(angles), out, spec, weights)
-
-
-def rotate(
-    rope: Rope, x: Array, positions: Any, axes: Any, out: Any, inverse: bool, norm: Any = None
-) -> Call:
-    """Return the call that rotates x."""
-    backend, where, double = check_array(x, axes)
+    """Return the call that rotates x, or q and k."""
+    x, y, has_k_positions = arrays[0], arrays[-1], k_positions is not None
+    if len(arrays) == 1:
+        backend, where, *doubles = check_array(x, axes)
+    else:
+        backend, where, *doubles = check_pair(x, y, axes, has_k_positions=has_k_positions)
     slice_ = slice_of(rope, x.shape[-1])
-    table_key = TableKey(rope, x.shape[-1], inverse, double)
-    angles = _lookup(backend, table_key, x, where, positions, "positions")
-    norm, weights = check_norm(backend, (x,), where, slice_[0], norm)
-    out = check_out(backend, (x,), out, _list_inputs(positions=angles), weights)
+    table_key = TableKey(rope, x.shape[-1], inverse, doubles[0])
+    angles = [_lookup(backend, table_key, x, where, positions, "positions")]
+    if has_k_positions or doubles[0] != doubles[-1]:
+        named = (k_positions, "k_positions") if has_k_positions else (positions, "positions")
+        k_key = TableKey(rope, y.shape[-1], inverse, doubles[-1])
+        angles.append(_lookup(backend, k_key, y, where, *named))
+    norm, weights = check_norm(backend, arrays, where, slice_[0], norm)
+    inputs = _list_inputs(positions=angles[0], k_positions=angles[-1])
+    out = check_out(backend, arrays, out, inputs, weights)
     spec = RotationSpec(where, rope.layout, *slice_, inverse, norm)
-    return Call(backend, (x,), (angles,), out, spec, weights)
+    return Call(backend, arrays, tuple(angles), out, spec, weights)
 
 
 def rerotate(
@@ -153,12 +139,9 @@ def cos_sin(
 ) -> tuple[TableLookup, Backend]:
     """Return the lookup of cos and sin for positions of any shape, and its backend."""
     owner = backend_of(positions)
-    if xp is not None:
-        backend = find.require_backend_of_namespace(xp)
-        if owner is not None and owner.compatible_backend is backend:
-            backend = owner
-    else:
-        backend = owner or find.require_backend_of_namespace(np)
+    backend = find.require_backend_of_namespace(np if xp is None else xp)
+    if owner is not None and (xp is None or owner.compatible_backend is backend):
+        backend = owner
     double = dtype is not None and bool(dtype == backend.xp.float64)
     if dtype is not None and backend.numpy_dtypes:
         double = np.dtype(dtype) == np.float64  # numpy's many names for it, such as float and "d"

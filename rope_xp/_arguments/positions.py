@@ -8,7 +8,7 @@ from rope_xp._arguments.checks import check_readable, check_same_library_and_dev
 from rope_xp._core.call import LIMIT, UNKNOWN, PositionRange, get_position_range
 from rope_xp._core.dtypes import FLOATS, INTEGERS
 from rope_xp._core.errors import RopeError
-from rope_xp._core.numbers import ROTATED, check_known, same_length
+from rope_xp._core.numbers import ROTATED, can_broadcast, check_known
 from rope_xp._core.tables import TableKey
 from rope_xp._core.typing import Array
 from rope_xp._dispatch.backend import Backend
@@ -160,11 +160,7 @@ def check_broadcast(
 ) -> None:
     """Check that the axes behind that of components broadcast to (batch..., tokens)."""
     rows, full = shape[bool(components) :], (*batch, tokens)
-    fits = len(rows) <= len(full) and all(
-        n == 1 or same_length(n, m)
-        for n, m in zip(rows, full[len(full) - len(rows) :], strict=True)
-    )
-    if not fits:
+    if not can_broadcast(rows, full):
         check_known(argument, rows)
         check_known(ROTATED, full)
         lead = f"({components}, ...)" if components else "it"

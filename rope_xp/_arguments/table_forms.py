@@ -26,7 +26,6 @@ _COMPLEX = ("complex64", "complex128")
 
 
 def one_per_pair(table: Array, columns: Columns) -> Array:
-    """Return one column for each pair."""
     if columns == "pairs":
         return table
     return table[..., : table.shape[-1] // 2] if columns == "halves" else table[..., ::2]
@@ -84,13 +83,9 @@ def check_one_per_pair(cos: Any, sin: Any) -> None:
 
 def read_columns(xp: Namespace, cos: Array, sin: Array) -> Columns | None:
     """Return which columns of both tables are equal, None where neither halves nor neighbours."""
-    pairs, is_odd = divmod(cos.shape[-1], 2)
-    columns: dict[Columns, tuple[slice, slice]] = {
-        "halves": (slice(pairs), slice(pairs, None)),
-        "neighbours": (slice(None, None, 2), slice(1, None, 2)),
-    }
-    for form, (one, other) in columns.items():
-        if not is_odd and all(bool(xp.all(t[..., one] == t[..., other])) for t in (cos, sin)):
+    forms: tuple[Columns, ...] = () if cos.shape[-1] % 2 else ("halves", "neighbours")
+    for form in forms:
+        if all(bool(xp.all(t == doubled(xp, one_per_pair(t, form), form))) for t in (cos, sin)):
             return form
     return None
 

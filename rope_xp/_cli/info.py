@@ -81,7 +81,7 @@ def _find_decline_reason(library: find.Library, path: Path) -> str | None:
     for target in map(targets.find, names):
         if isinstance(target, targets.Target):
             x = target.put(np.ones((1, 4, 2, 64), np.float32))
-            call = parse.apply(rope_xp.RoPE(), x, x, None, None, None, None)
+            call = parse.rotate(rope_xp.RoPE(), (x, x), None, None, None)
             reasons.append(path.decline_reason(call, forced=True))
     declined = [reason for reason in reasons if reason is not None]
     return "; ".join(dict.fromkeys(declined)) if len(declined) == len(reasons) else None

@@ -105,7 +105,6 @@ class BoundedCache(dict[Any, Any]):
                 del self._old[next(iter(self._old))]
 
     def cache_clear(self) -> None:
-        """Evict all."""
         with DICT_LOCK:
             self._old.clear()
             self.clear()
@@ -140,7 +139,6 @@ class TableCache(dict[Any, Any]):
         return tables
 
     def cache_clear(self) -> None:
-        """Evict all."""
         with DICT_LOCK:
             for key in list(self):
                 _ORDER.pop((self, key), None)

@@ -48,7 +48,6 @@ class MemorySpan(NamedTuple):
 
 
 def get_span(memory: Memory | None) -> MemorySpan | None:
-    """Return the span of memory, if it is known."""
     if memory is None:
         return None
     start = end = memory.pointer
@@ -83,30 +82,24 @@ class StridedLayout(NamedTuple):
     strides: Ints
 
 
-class Extent(NamedTuple):
-    """Where the elements of an array lie around its address, in bytes."""
-
-    layout: StridedLayout
-    itemsize: int
-    start: int
-    end: int
-    """Behind the last byte."""
+Extent: TypeAlias = MemorySpan
+"""Where the elements of an array lie around its address."""
 
 
 def measure_extent(shape: Ints, strides: Ints, itemsize: int) -> Extent:
     """Return the extent of an array. Strides are in bytes."""
-    layout, memory = StridedLayout(shape, strides), Memory(0, shape, strides, itemsize, True)
-    _, start, end = get_span(memory) or (memory, 0, 0)
-    return Extent(layout, itemsize, start, end)
+    return get_span(Memory(0, shape, strides, itemsize, True))  # type: ignore[return-value]  # not None
 
 
 @cached(512)
 def share_elements(a: Extent, b: Extent, distance: int) -> bool:
     """Return whether arrays have an element in common; the address of b is that of a + distance."""
     address = 1 << 62  # so that none is negative
-    first = MemorySpan(Memory(address, *a.layout, a.itemsize, True), a.start, a.end)
-    second = Memory(address + distance, *b.layout, b.itemsize, True)
-    return have_overlap(first, MemorySpan(second, b.start + distance, b.end + distance))
+    first, second = (
+        MemorySpan(x.memory._replace(pointer=pointer), pointer + x.start, pointer + x.end)
+        for x, pointer in ((a, address), (b, address + distance))
+    )
+    return have_overlap(first, second)
 
 
 class CollapsedDim(NamedTuple):

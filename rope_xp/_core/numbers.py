@@ -51,6 +51,14 @@ def check_positive_int(name: str, value: object) -> int:
     return check_positive(name, check_int(name, value))  # type: ignore[no-any-return]  # an int
 
 
+def check_even(name: str, value: object, reason: str = "because pairs are rotated") -> int:
+    """Check that value is an even positive integer; return it as Python's."""
+    number = check_positive_int(name, value)
+    if number % 2:
+        raise RopeError(f"{name} must be even and positive, {reason}; got {number}")
+    return number
+
+
 def check_not_negative(name: str, value: object) -> Any:
     """Check that value is a finite number from 0; return it as Python's."""
     return check_positive(name, value, or_zero=True)
@@ -65,20 +73,8 @@ def check_share(name: str, value: object) -> Any:
 
 
 def check_one_of(name: str, value: object, known: tuple[str, ...]) -> None:
-    """Check that value is one of the strings ``known``."""
     if value not in known:
         raise RopeError(f"{name} must be one of {', '.join(map(repr, known))}; got {value!r}")
-
-
-def check_greater(
-    name: str, value: float, than: str, bound: float, *, or_equal: bool = False
-) -> None:
-    """Check that a field exceeds another, or a bound without a name."""
-    if value > bound or (or_equal and value == bound):
-        return
-    relation = "not be below" if or_equal else "exceed"
-    other = f"{than} = {bound!r}" if than else repr(bound)
-    raise RopeError(f"{name} must {relation} {other}; got {value!r}")
 
 
 def same_length(n: int | None, m: int | None) -> bool:
@@ -86,6 +82,12 @@ def same_length(n: int | None, m: int | None) -> bool:
     if n is None or m is None:
         return True
     return n == m or (isinstance(n, float) and isinstance(m, float))
+
+
+def can_broadcast(shape: Sequence[int], to: Sequence[int]) -> bool:
+    """Return whether an array of one shape broadcasts to another, which does not change."""
+    pairs = zip(shape, to[len(to) - len(shape) :], strict=False)
+    return len(shape) <= len(to) and all(n == 1 or same_length(n, m) for n, m in pairs)
 
 
 def check_known(argument: str, lengths: Sequence[int | None]) -> None:

@@ -18,7 +18,6 @@ LOWEST = {
 
 
 def find_version(name: str) -> str:
-    """Return the version of a library that is imported."""
     module = sys.modules.get(f"{name}.core") if name == "mlx" else None
     return str(getattr(module or sys.modules[name], "__version__", "unknown"))
 

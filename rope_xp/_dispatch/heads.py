@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from rope_xp._core.call import AngleSource, Call, CosSin, make_axes
 from rope_xp._core.typing import Array
+from rope_xp._rotation.norm import align_weight
 
 
 def differ_by_head(call: Call) -> bool:
@@ -47,9 +48,7 @@ def split_heads(call: Call) -> Call:
     def split_weight(weight: Array | None, i: int) -> Array | None:
         if weight is None or len(weight.shape) == 1:
             return weight
-        shape = [1] * ndim
-        shape[at], shape[-1] = weight.shape
-        return split(xp.reshape(weight, tuple(shape)), i)
+        return split(align_weight(xp, weight, axes), i)
 
     def move_heads(table: Array) -> Array:
         if len(table.shape) == ndim:
@@ -72,7 +71,6 @@ def split_heads(call: Call) -> Call:
 
 
 def run_split(run: Callable[[Call], tuple[Array, ...]], call: Call) -> tuple[Array, ...]:
-    """Return the results of a call, which ``run`` rotates split."""
     return merge_heads(call, run(split_heads(call)))
 
 

@@ -120,7 +120,6 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 def _warn(kernel: str, package: str, failure: str, error: Exception) -> str:
-    """Warn, and return the reason."""
     reason = f"{package} {failure}: {' '.join(str(error).split()) or type(error).__name__}"
     msg = f"rope_xp goes on without {kernel}{package}. {reason}"
     warnings.warn(msg, RuntimeWarning, stacklevel=2)

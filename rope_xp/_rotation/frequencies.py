@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from rope_xp._core import numbers
 from rope_xp._core.caches import cached
-from rope_xp._core.errors import RopeError
 
 
 def inverse_frequencies(base: float, rotary_dim: int) -> NDArray[np.float64]:
@@ -37,9 +36,7 @@ def inverse_frequencies(base: float, rotary_dim: int) -> NDArray[np.float64]:
     [1.0, 0.1, 0.01, 0.001]
     """
     numbers.check_positive("base", base)
-    numbers.check_positive_int("rotary_dim", rotary_dim)
-    if rotary_dim % 2:
-        raise RopeError(f"rotary_dim must be even, as components turn in pairs; got {rotary_dim}")
+    numbers.check_even("rotary_dim", rotary_dim)
     return np.array(_powers(float(base), rotary_dim)[0])
 
 

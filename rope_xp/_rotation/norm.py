@@ -31,7 +31,7 @@ def rotate(
     y = xp.astype(y, cos.dtype, copy=False)
     if weight is not None:
         weight = xp.astype(weight, cos.dtype, copy=False)
-        weight = _align_weight(xp, weight, spec.axes) + norm.weight_offset
+        weight = align_weight(xp, weight, spec.axes) + norm.weight_offset
     if norm.round_between:  # for the bits of other modules, which compute like this
         mean = xp.mean(y * y, axis=-1, keepdims=True)
     else:
@@ -55,7 +55,7 @@ def rotate(
     return xp.concat([x[..., :first], y, x[..., end:]], axis=-1) if norm.over_slice else y
 
 
-def _align_weight(xp: Namespace, weight: Array, axes: Axes) -> Array:
+def align_weight(xp: Namespace, weight: Array, axes: Axes) -> Array:
     """Return a weight (n,) or (heads, n) with all axes of an array, or one that has them all."""
     if len(weight.shape) == len(axes.names):
         return weight

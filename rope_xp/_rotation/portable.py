@@ -32,18 +32,14 @@ def cos_sin(call: Call, source: AngleSource) -> tuple[Array, Array]:
     return tables if isinstance(source, CosSin) else call.backend.materialize(*tables)
 
 
-def for_kernel(
-    call: Call, source: AngleSource, *, parts: bool = True, double: bool = True
-) -> TableLookup | CosSin:
-    """Return the source if kernels read it, else its cos and sin.
+def is_read_on_gpu(call: Call, lookup: TableLookup) -> bool:
+    """Return whether kernels of GPUs look up angles: of integer positions, in float32 tables."""
+    return lookup.part is None and call.backend.dtype_name(lookup.tables.low) != "float64"
 
-    ``parts`` and ``double`` say whether they read fractional positions and float64 tables.
-    """
-    if (
-        isinstance(source, TableLookup)
-        and (parts or source.part is None)
-        and (double or call.backend.dtype_name(source.tables.low) != "float64")
-    ):
+
+def for_kernel(call: Call, source: AngleSource, *, on_gpu: bool = False) -> TableLookup | CosSin:
+    """Return the source if kernels read it, else its cos and sin."""
+    if isinstance(source, TableLookup) and (not on_gpu or is_read_on_gpu(call, source)):
         return source
     return source if isinstance(source, CosSin) else CosSin(*cos_sin(call, source))
 

@@ -68,7 +68,6 @@ def add(xp: Namespace, a: Words, b: Words) -> Words:
 
 
 def negate(xp: Namespace, a: Words) -> Words:
-    """Return -a."""
     if len(a) == 1:
         return (-a[0],)
     return -a[0], ~a[1] + xp.astype(a[0] == 0, xp.int32)

@@ -4,6 +4,7 @@ import math
 from typing import Any, NamedTuple
 
 from rope_xp._arguments import checks, fields
+from rope_xp._core import numbers
 from rope_xp._core.errors import RopeError
 from rope_xp._core.typing import Array, ArrayT, Namespace
 from rope_xp._dispatch import find
@@ -13,21 +14,18 @@ from rope_xp.rope import RoPE
 AXES = "(batch..., tokens, heads, head_dim)"
 
 
-def check_floats(**arrays: Any) -> tuple[Backend, set[str]]:
-    """Check that arrays are floats of one library and device; return their backend and dtypes."""
+def check_floats(**arrays: Any) -> tuple[Backend, list[Array]]:
+    """Check that arrays are floats of one library and device.
+
+    Return their backend, and them in the dtype of the arithmetic: float64 if one is, else float32.
+    """
     first, x = next(iter(arrays.items()))
     backend = find.require_backend(x, first)
     for name, y in arrays.items():
-        check_library(backend, first, x, name, y)
-    return backend, {checks.check_float(backend, name, y) for name, y in arrays.items()}
-
-
-def check_library(backend: Backend, first: str, like: Array, argument: str, x: Any) -> None:
-    """Check that x is of the library and on the device of ``like``, known as ``first``."""
-    other = find.require_backend(x, argument)
-    if other is not backend:
-        raise checks.different_libraries(first, backend, argument, other)
-    checks.check_same_device(backend, first, like, argument, x)
+        checks.check_library(backend, first, x, name, y)
+    dtypes = {checks.check_float(backend, name, y) for name, y in arrays.items()}
+    dtype = backend.xp.float64 if "float64" in dtypes else backend.xp.float32
+    return backend, [backend.xp.astype(y, dtype, copy=False) for y in arrays.values()]
 
 
 def check_shape(name: str, x: Array, axes: str, *shapes: tuple[Any, ...]) -> None:
@@ -62,18 +60,6 @@ def check_heads(first: str, heads: int, second: str, fewer: int) -> None:
         )
 
 
-def can_broadcast(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
-    """Return whether an array of one shape broadcasts to another, which does not change."""
-    pairs = zip(shape[::-1], to[::-1], strict=False)
-    return len(shape) <= len(to) and all(n in {1, m} for n, m in pairs)
-
-
-def convert(xp: Namespace, dtypes: set[str], *arrays: Array) -> list[Array]:
-    """Return arrays in the dtype of the arithmetic: float64 if one is float64, else float32."""
-    dtype = xp.float64 if "float64" in dtypes else xp.float32
-    return [xp.astype(x, dtype, copy=False) for x in arrays]
-
-
 class CheckedArrays(NamedTuple):
     """Arrays that fit each other, in the dtype of the arithmetic."""
 
@@ -85,28 +71,26 @@ class CheckedArrays(NamedTuple):
 
 def check_arrays(*, same_tokens: bool = False, **arrays: Any) -> CheckedArrays:
     """Check q, k and optionally v, and convert them to the dtype of the arithmetic."""
-    backend, dtypes = check_floats(**arrays)
-    check_queries(arrays["q"], arrays["k"])
+    backend, (q, k, *v) = check_floats(**arrays)
+    check_queries(q, k)
     if same_tokens:
-        shape = (*arrays["q"].shape[:-2], ..., ...)
-        check_shape("k", arrays["k"], f"{AXES} with the tokens of q", shape)
-    if "v" in arrays:
+        check_shape("k", k, f"{AXES} with the tokens of q", (*q.shape[:-2], ..., ...))
+    if v:
         axes = "(batch..., k tokens, k heads, v head_dim)"
-        check_shape("v", arrays["v"], axes, (*arrays["k"].shape[:-1], ...))
-    q, k, *v = convert(backend.xp, dtypes, *arrays.values())
+        check_shape("v", v[0], axes, (*k.shape[:-1], ...))
     return CheckedArrays(backend, q, k, *(v or [k]))
 
 
 def check_mask(arrays: CheckedArrays, mask: Any, shape: tuple[int, ...], axes: str) -> None:
     """Check that mask is boolean and broadcasts to a shape."""
     backend = arrays.backend
-    check_library(backend, "q", arrays.q, "mask", mask)
+    checks.check_library(backend, "q", arrays.q, "mask", mask)
     if backend.dtype_name(mask) != "bool":
         raise TypeError(
             f"mask is {checks.describe(backend, mask)}; it must be boolean, True for tokens to "
             "attend to. For a mask that is added to scores, pass mask == 0"
         )
-    if not can_broadcast(tuple(mask.shape), shape):
+    if not numbers.can_broadcast(tuple(mask.shape), shape):
         raise RopeError(
             f"mask has shape {tuple(mask.shape)}; it must broadcast to {axes} = {shape}. Add a "
             "missing axis with None in an index"

@@ -55,7 +55,6 @@ def parse_ends(cu_seqlens: Any) -> tuple[Backend, Array]:
 
 
 def _count_tokens(ends: Array) -> int:
-    """Return the number of tokens of packed sequences."""
     try:
         return int(ends[-1])
     except (TypeError, ValueError) as error:  # jax and ndonnx, while tracing

@@ -59,7 +59,7 @@ class Axial(Scaling):
         self._check(numbers.check_positive_int, "axes")
         numbers.check_one_of("Axial.order", self.order, ("blocks", "alternating", "strided"))
         if self.sections is not None:
-            self._check_items(_check_section, "sections", "axis")
+            self._check_items(numbers.check_even, "sections", "axis")
             if self.axes not in (type(self).axes, len(self.sections)):
                 raise RopeError(f"Axial.axes={self.axes} but sections={self.sections}; drop axes")
             object.__setattr__(self, "axes", len(self.sections))
@@ -89,13 +89,6 @@ class Axial(Scaling):
         bases = (base,) * self.axes if self.bases is None else self.bases
         series = [inverse_frequencies(b, n) for b, n in zip(bases, sections, strict=True)]
         return np.array([series[axis][j] for axis, j in assign_pairs(sections, self.order)])
-
-
-def _check_section(name: str, section: object) -> int:
-    components = numbers.check_positive_int(name, section)
-    if components % 2:
-        raise RopeError(f"{name} must be even, because pairs are rotated; got {components}")
-    return components
 
 
 def assign_pairs(sections: Iterable[int], order: str) -> list[tuple[int, int]]:

@@ -61,13 +61,13 @@ class Scaling(ABC):
             value = getattr(self, name)
             if value is None and getattr(type(self), name, ...) is None:
                 continue
-            number = check(f"{type(self).__name__}.{name}", value)
-            if type(number) is not type(value):
-                object.__setattr__(self, name, number)
+            object.__setattr__(self, name, check(f"{type(self).__name__}.{name}", value))
 
     def _check_not_below(self, name: str, other: str) -> None:
-        label, value = f"{type(self).__name__}.{name}", getattr(self, name)
-        numbers.check_greater(label, value, other, getattr(self, other), or_equal=True)
+        value, bound = getattr(self, name), getattr(self, other)
+        if value < bound:
+            label = f"{type(self).__name__}.{name}"
+            raise RopeError(f"{label} must not be below {other} = {bound!r}; got {value!r}")
 
     def _check_items(self, check: Callable[[str, Any], Any], name: str, item: str) -> None:
         """Check a field that is a sequence of numbers, one for each item; make it a tuple."""

@@ -147,7 +147,8 @@ class LongRoPE(Scaling):
         self._check_items(numbers.check_positive, "long_factor", "pair")
         trained = "original_max_position_embeddings"
         self._check(numbers.check_positive_int, trained, "max_position_embeddings", "length")
-        numbers.check_greater(f"LongRoPE.{trained}", getattr(self, trained), "", 1)
+        if self.original_max_position_embeddings == 1:
+            raise RopeError(f"LongRoPE.{trained} must exceed 1; got 1")
         self._check(numbers.check_positive, "factor", "attention_factor")
         numbers.check_positive("LongRoPE.attention_factor", self.effective_attention_factor)
 

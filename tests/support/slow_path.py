@@ -8,7 +8,7 @@ import pytest
 from rope_xp._arguments import parse, parse_tables
 from rope_xp._dispatch import call_cache
 
-FUNCTIONS = ((parse, "apply"), (parse, "rotate"), (parse_tables, "rotate"))
+FUNCTIONS = ((parse, "rotate"), (parse_tables, "rotate"))
 
 
 def run_twice(

@@ -24,7 +24,6 @@ class Cupy(Backend):
     def describe_call(
         self, operands: Arrays, positions: Any, tables: Any, *, writes: bool
     ) -> tuple[Hashable, Arrays] | None:
-        """Describe arrays in the memory of a device."""
         angle_inputs: Arrays = (positions,)
         allowed: tuple[Any, ...] = _INTEGERS
         if positions is None:
@@ -43,9 +42,7 @@ class Cupy(Backend):
         return int(x.device.id)
 
     def asarray(self, host: np.ndarray, device: Any) -> Any:
-        if device is None:
-            return cupy.asarray(host)
-        with cupy.cuda.Device(device):
+        with cupy.cuda.Device(device):  # None: the current one
             return cupy.asarray(host)
 
     def tables(self, table_key: TableKey, like: Any) -> DigitTables:

@@ -67,7 +67,6 @@ class Dask(Backend):
         return da.take(da.concatenate([x, values], axis=axis), source, axis=axis)
 
     def tables(self, table_key: TableKey, like: Array) -> DigitTables:
-        """Return lazy tables, which each process builds itself."""
         check_known(ROTATED, (table_key.head_dim,))
         return _lazy_tables(table_key)
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from operator import is_not
 from typing import NamedTuple, TypeAlias
 
-from rope_xp._core.call import AngleSource, Call, CosSin, get_interleaved
+from rope_xp._core.call import Call, CosSin, get_interleaved
 from rope_xp._core.memory import Memory, StridedLayout, alignment
 from rope_xp._core.typing import Array
 from rope_xp._dispatch.backend import Backend
@@ -53,11 +53,8 @@ def build_launches(call: Call, outs: Arrays, contiguous: Contiguous) -> list[Cud
 
     Arrays and results must have a contiguous last axis and addresses aligned to their elements.
     """
-    launches = []
-    for part in replace(call, out=outs).split(one_dtype=True):
-        angles = _locate_angles(part, part.angles[0], contiguous)
-        launches += _launch_part(part, part.out or (), angles, contiguous)
-    return launches
+    parts = replace(call, out=outs).split(one_dtype=True)
+    return [launch for part in parts for launch in _launch_part(part, contiguous)]
 
 
 def relocatable_launch(call: Call, outs: Arrays, rows: Arrays) -> CudaLaunch | None:
@@ -105,9 +102,9 @@ class _AngleMemory(NamedTuple):
     """Pointers of digit tables and components; 0 for those that are absent."""
 
 
-def _locate_angles(call: Call, source: AngleSource, contiguous: Contiguous) -> _AngleMemory:
+def _locate_angles(call: Call, contiguous: Contiguous) -> _AngleMemory:
     backend = call.backend
-    angles = portable.for_kernel(call, source, parts=False, double=False)
+    angles = portable.for_kernel(call, call.angles[0], on_gpu=True)
     if isinstance(angles, CosSin):
         kind, arrays, tables = COS_SIN, [angles.cos, angles.sin], (None,) * 4
     else:
@@ -127,10 +124,10 @@ def _locate_angles(call: Call, source: AngleSource, contiguous: Contiguous) -> _
     return _AngleMemory(kind, tuple(arrays), memories, pointers)
 
 
-def _launch_part(
-    call: Call, outs: Arrays, angles: _AngleMemory, contiguous: Contiguous
-) -> list[CudaLaunch]:
-    backend, spec, arrays = call.backend, call.spec, call.arrays
+def _launch_part(call: Call, contiguous: Contiguous) -> list[CudaLaunch]:
+    """Return the launches of arrays of one dtype, which share their angles."""
+    backend, spec, arrays, outs = call.backend, call.spec, call.arrays, call.out or ()
+    angles = _locate_angles(call, contiguous)
     interleaved_in, interleaved_out = get_interleaved(spec)
     pinned, n = angles.arrays, len(arrays)
     memories = [_memory(backend, x) for x in (*arrays, *outs)]

@@ -5,7 +5,7 @@ It imports no triton and reads no tensor.
 
 from collections.abc import Sequence
 from itertools import chain
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -80,20 +80,6 @@ class KernelVariant(NamedTuple):
     norm: NormVariant
 
 
-class OperandStrides(NamedTuple):
-    """Shape and strides of an array and its result, in elements."""
-
-    shape: Ints
-    strides: Ints
-    out_strides: Ints
-    in_place: bool
-    alignment: int
-    """Of both addresses, at most ACCESS, in bytes."""
-
-
-Operands: TypeAlias = tuple[OperandStrides, ...]
-
-
 class AngleLayout(NamedTuple):
     """Layout of positions, without their components, or of cos and sin, without pairs."""
 
@@ -119,20 +105,20 @@ class TritonPlan(NamedTuple):
 # Every length of a sequence is another call; a plan has a few hundred bytes.
 @cached(4096)
 def plan_launch(
-    operands: Operands,
+    arrays: tuple[StridedLayout, ...],
+    in_place: tuple[bool, ...],
+    address_alignment: int,
     angles: AngleLayout,
     dtype: str,
     weight_dtype: str,
     weight_alignment: int,
     spec: RotationSpec,
 ) -> TritonPlan | None:
-    """Return how to rotate one array or two that share their angles.
+    """Return how to rotate one array or two that share their angles, as inputs and then results.
 
-    None where batch axes do not collapse: no two strides lead to all rows.
+    None where batch axes do not collapse: no two strides lead to all rows. Strides are in elements,
+    and ``address_alignment`` is that of all arrays in bytes, at most ACCESS.
     """
-    arrays = [StridedLayout(x.shape, x.strides) for x in operands]
-    arrays += [StridedLayout(x.shape, x.out_strides) for x in operands]
-    in_place = [x.in_place for x in operands]
     implicit = angles.kind == "implicit"
     angle_layouts = [] if implicit else [StridedLayout(angles.shape, angles.strides)]
     layout = collapse_operands(spec, arrays, angle_layouts, in_place)
@@ -143,8 +129,8 @@ def plan_launch(
     batches, tokens = layout.rows
     strides = layout.strides()
     angle_strides = (batches.steps[-1], tokens.steps[-1], angles.component_stride)
-    heads, n = layout.heads, len(operands)
-    head_dim, pairs, size = operands[0].shape[-1], spec.rotary_dim // 2, FLOATS[dtype]
+    heads, n = layout.heads, len(in_place)
+    head_dim, pairs, size = arrays[0].shape[-1], spec.rotary_dim // 2, FLOATS[dtype]
     norm, numbers_of_norm = NormVariant(), []
     if spec.norm is not None:
         normalized = spec.rotary_dim if spec.norm.over_slice else head_dim
@@ -157,10 +143,10 @@ def plan_launch(
     most_heads = TILE_HEADS_APART if heads_first else TILE_HEADS
     tile_tokens, tile_heads = _choose_tile(heads, components, pairs, size, most_heads)
     count, tokens_of_program = batches.length * tokens.length, tile_tokens * TILES
-    unit = _aligned_elements(size, [x.alignment for x in operands], strides)
+    unit = _aligned_elements(size, address_alignment, strides)
     table_unit = 1
     if angles.kind == "tables":
-        table_unit = _aligned_elements(max(size, 4), [angles.alignment], [angle_strides])
+        table_unit = _aligned_elements(max(size, 4), angles.alignment, [angle_strides])
     lengths = (batches.length, tokens.length)
     spans = [span((*lengths, heads[i % n]), s) + head_dim for i, s in enumerate(strides)]
     spans += [span((*lengths, angles.components), angle_strides) + pairs, count + tokens_of_program]
@@ -206,6 +192,6 @@ def _next_power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-def _aligned_elements(size: int, alignments: Sequence[int], strides: Sequence[Ints]) -> int:
+def _aligned_elements(size: int, aligned: int, strides: Sequence[Ints]) -> int:
     """Return the elements, at most those of an access, to which all rows are aligned."""
-    return max(alignment(*alignments, *(n * size for n in chain(*strides))) // size, 1)
+    return max(alignment(aligned, *(n * size for n in chain(*strides))) // size, 1)

@@ -179,8 +179,7 @@ def _check_out(label: str, out: Any, name: str, x: Any) -> None:
         placements = f"{out.placements} and {name} {x.placements}"
         raise RopeError(f"{label} has the placements {placements}; they must be equal")
     if _has_split_heads(x):
-        msg = f"{label}: {name} is sharded over head_dim and gathered first; omit out="
-        raise RopeError(msg)
+        raise RopeError(f"{label}: {name} is sharded over head_dim and gathered first; omit out=")
 
 
 BACKEND = Distributed("torch DTensor", _PLAIN.xp, _PLAIN.paths)

@@ -6,13 +6,14 @@ Nothing is read from the device or waited for, so a CUDA graph can record it all
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import eq
 from typing import Any, TypeAlias
 
 import torch
 
 from rope_xp._core.caches import cached, pin
 from rope_xp._core.call import Call
-from rope_xp._core.memory import alignment
+from rope_xp._core.memory import StridedLayout, alignment
 from rope_xp._core.tables import DigitTables
 from rope_xp._dispatch.call_cache import CallSignature
 from rope_xp._dispatch.kernels import Kernels, decline_norm
@@ -20,7 +21,6 @@ from rope_xp_backends.gpu.triton_plan import (
     LARGEST_ROW,
     AngleLayout,
     KernelVariant,
-    OperandStrides,
     TritonPlan,
     plan_launch,
 )
@@ -171,11 +171,9 @@ def _make_plan(
     weights = norm.weights if norm else ()
     weight_dtype = NAMES[weights[0].dtype] if weights else ""
     weight_alignment = alignment(*(weight.data_ptr() for weight in weights))
-    operands = []
-    for x, y in zip(arrays, out, strict=True):
-        start, target = x.data_ptr(), y.data_ptr()
-        in_place, aligned = start == target, alignment(start, target)
-        operands.append(OperandStrides(x.shape, x.stride(), y.stride(), in_place, aligned))
+    pointers = [x.data_ptr() for x in arrays + out]
+    in_place = tuple(map(eq, pointers, pointers[len(arrays) :]))
+    layouts = tuple([StridedLayout(x.shape, x.stride()) for x in arrays + out])
     positions, cos, sin = op_args.positions, op_args.table, op_args.table_2
     if not op_args.is_lookup:
         aligned = alignment(cos.data_ptr(), sin.data_ptr())
@@ -190,7 +188,8 @@ def _make_plan(
             angles = AngleLayout("components", shape[:-1], strides[:-1], name, *components)
     spec = op_args.spec._replace(norm=norm and norm.spec)
     dtypes = NAMES[arrays[0].dtype], weight_dtype
-    return plan_launch(tuple(operands), angles, *dtypes, weight_alignment, spec)
+    aligned = alignment(*pointers)
+    return plan_launch(layouts, in_place, aligned, angles, *dtypes, weight_alignment, spec)
 
 
 def _split_batch(

@@ -4,40 +4,29 @@ from typing import Any
 
 import torch
 
-from rope_xp._core.call import Call, NormSpec, RotationSpec
-from rope_xp._rotation import portable
+from rope_xp._core.call import NormSpec, RotationSpec
 
 from . import op
 from .library import Tensors
-from .op_args import N_TENSORS, OpArgs, OpNorm, build_op_args, empty_result
+from .op_args import N_TENSORS, OpArgs, OpNorm, empty_result
 
 CHUNK = 1 << 18
 """Elements differentiated at once, so that what is computed in between stays in cache."""
 _N_OP_ARGS = len(OpArgs._fields)
 
 
-def run(call: Call, norm: NormSpec, **support: bool) -> Tensors:
-    """Return the arrays of a call, normalized and rotated by the kernel of their device."""
-    results: Tensors = ()
-    for part in call.split(one_dtype=True):
-        arrays = part.arrays
-        weights = tuple([w for w in part.weights if w is not None])
-        source = portable.for_kernel(part, part.angles[0], **support)
-        op_args = build_op_args(source, part.spec)
-        if part.out is not None:
-            op.run_kernel(part.out, arrays, op_args, OpNorm(norm, weights))
-            continue
-        numbers = norm.eps, norm.weight_offset, norm.over_slice
-        if torch.is_grad_enabled() and any(x.requires_grad for x in arrays + weights):
-            if not torch.compiler.is_compiling():
-                op_args = op_args.with_copied_positions(arrays[0])
-            if len(weights) == 2 and weights[0] is weights[1]:  # which a compiler does not trace
-                weights = weights[0], weights[0].view(-1)
-            arguments = *numbers, len(arrays), *op_args, *arrays, *weights
-            results += tuple(_NormalizeRotate.apply(*arguments))  # type: ignore[no-untyped-call]  # in torch
-        else:
-            results += tuple(_rotate(arrays, weights, *op_args, *numbers))
-    return call.out or results
+def apply_op(arrays: Tensors, op_args: OpArgs, norm: OpNorm) -> Tensors:
+    """Return arrays normalized and rotated, recorded by autograd where it is active."""
+    (eps, weight_offset, _, over_slice), weights = norm
+    numbers = eps, weight_offset, over_slice
+    if not torch.is_grad_enabled() or not any(x.requires_grad for x in arrays + weights):
+        return tuple(_rotate(arrays, weights, *op_args, *numbers))
+    if not torch.compiler.is_compiling():
+        op_args = op_args.with_copied_positions(arrays[0])
+    if len(weights) == 2 and weights[0] is weights[1]:  # which a compiler does not trace
+        weights = weights[0], weights[0].view(-1)
+    arguments = *numbers, len(arrays), *op_args, *arrays, *weights
+    return tuple(_NormalizeRotate.apply(*arguments))  # type: ignore[no-untyped-call]  # in torch
 
 
 class _NormalizeRotate(torch.autograd.Function):

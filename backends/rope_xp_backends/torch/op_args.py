@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from rope_xp._arguments.axes import parse_axes
-from rope_xp._core.call import UNKNOWN, CosSin, NormSpec, RotationSpec, TableLookup
+from rope_xp._core.call import UNKNOWN, Call, CosSin, NormSpec, RotationSpec, TableLookup
 from rope_xp._core.tables import DigitTables
 from rope_xp._core.typing import Layout
 
@@ -63,11 +63,9 @@ class OpArgs(NamedTuple):
         if not self.is_lookup or self.positions is None:
             return self
         dtype = torch.int64 if x.device.type == "cpu" else self.positions.dtype
-        op_args = self._replace(positions=self.positions.to(dtype, copy=True))
-        if self.part is None:
-            return op_args
         compute_dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
-        return op_args._replace(part=self.part.to(compute_dtype, copy=True))
+        part = None if self.part is None else self.part.to(compute_dtype, copy=True)
+        return self._replace(positions=self.positions.to(dtype, copy=True), part=part)
 
     @property
     def spec(self) -> RotationSpec:
@@ -122,6 +120,12 @@ def build_op_args(source: TableLookup | CosSin, spec: RotationSpec) -> OpArgs:
         whole, components = whole.movedim(0, -1), True
         part = None if part is None else part.movedim(0, -1)
     return assemble_op_args(components, rest, source.tables, (whole, part))
+
+
+def build_op_norm(call: Call) -> OpNorm | None:
+    """Return the norm of an operator, None without one."""
+    weights = tuple([w for w in call.weights if w is not None])
+    return None if call.spec.norm is None else OpNorm(call.spec.norm, weights)
 
 
 def assemble_op_args(

@@ -7,7 +7,7 @@ import torch
 from rope_xp._core.caches import cached
 from rope_xp._core.dtypes import FLOATS, INTEGERS
 from rope_xp._core.errors import RopeError
-from rope_xp._core.numbers import check_one_of
+from rope_xp._core.numbers import can_broadcast, check_one_of
 from rope_xp._rotation.tables import table_shapes
 
 from .library import NAMES, Tensors
@@ -85,9 +85,7 @@ def _check_rows(name: str, x: Any, dtypes: Any, rows: tuple[int, ...], last: Any
     """Check that the axes of an array before its last ones broadcast to rows."""
     dtype, shape = x or (None, ())
     lead = shape[: len(shape) - len(last)]
-    full = rows[len(rows) - len(lead) :] if len(lead) <= len(rows) else ()
-    fits = len(lead) == len(full) and all(n in (1, m) for n, m in zip(lead, full, strict=True))
-    if dtype not in dtypes or not fits or shape[len(lead) :] != last:
+    if dtype not in dtypes or not can_broadcast(lead, rows) or shape[len(lead) :] != last:
         _reject(name, x, f"numbers that broadcast to {(*rows, *last)}")
 
 

@@ -18,7 +18,7 @@ from . import gpu, norm, op, private
 from .cpu import prepare_llvm_launch, rotate_on_cpu
 from .gpu import TritonLaunch
 from .library import PLAIN, Tensors
-from .op_args import N_TENSORS, OpNorm, assemble_op_args, build_op_args
+from .op_args import N_TENSORS, OpNorm, assemble_op_args, build_op_args, build_op_norm
 
 FUSED = {False: 1 << 18, True: 1 << 14}
 """Elements of q and k up to which inductor's code is faster than a graph that calls a kernel, by
@@ -47,11 +47,11 @@ class Triton(Path):
     def run(self, call: Call) -> Tensors:
         if not torch.compiler.is_compiling():
             gpu.KERNELS.load()
-        return _call_operator(call, parts=False, double=False)
+        return _call_operator(call, on_gpu=True)
 
     def specialize(self, call: Call, signature: CallSignature, results: Tensors) -> Any:
         source = call.angles[0]
-        if isinstance(source, TableLookup) and not _is_looked_up_in_kernel(source):
+        if isinstance(source, TableLookup) and not portable.is_read_on_gpu(call, source):
             return None
         launch = _specialize(call, signature, results, gpu.prepare_triton_launch)
         return None if launch is None else guard_overlap(launch, call.backend.are_disjoint)
@@ -80,32 +80,29 @@ class TorchLLVM(Path):
                 KERNELS.get(key)
         if call.out is not None and call.offsets is not None:
             op_args = build_op_args(portable.for_kernel(call, call.angles[0]), call.spec)
-            weights = tuple([w for w in call.weights if w is not None])
-            op_norm = call.spec.norm and OpNorm(call.spec.norm, weights)
-            return rotate_on_cpu(call.out, call.arrays, op_args, op_norm, (call.offsets,))
+            return rotate_on_cpu(
+                call.out, call.arrays, op_args, build_op_norm(call), (call.offsets,)
+            )
         return _call_operator(call)
 
     def specialize(self, call: Call, signature: CallSignature, results: Tensors) -> Any:
         return _specialize(call, signature, results, prepare_llvm_launch)
 
 
-def _call_operator(call: Call, **support: bool) -> Tensors:
-    if call.spec.norm is not None:
-        return norm.run(call, call.spec.norm, **support)
+def _call_operator(call: Call, *, on_gpu: bool = False) -> Tensors:
     results: Tensors = ()
     for part in call.split(one_dtype=True):
-        source = portable.for_kernel(part, part.angles[0], **support)
-        op_args = build_op_args(source, part.spec)
-        if part.out is not None:
+        source = portable.for_kernel(part, part.angles[0], on_gpu=on_gpu)
+        op_args, op_norm = build_op_args(source, part.spec), build_op_norm(part)
+        if op_norm is not None and part.out is not None:
+            op.run_kernel(part.out, part.arrays, op_args, op_norm)
+        elif op_norm is not None:
+            results += norm.apply_op(part.arrays, op_args, op_norm)
+        elif part.out is not None:
             op.rotate_out(part.out, part.arrays, *op_args)
         else:
             results += op.apply_op(part.arrays, op_args)
     return call.out or results
-
-
-def _is_looked_up_in_kernel(source: TableLookup) -> bool:
-    """Return whether Triton's kernel computes angles, and not portable.for_kernel before it."""
-    return source.part is None and source.tables.low.dtype == torch.float32
 
 
 # --- cached calls --------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
+from rope_xp._arguments import checks
 from rope_xp._core.errors import RopeError
 from rope_xp._core.typing import Array, ArrayT, Namespace
 from rope_xp._dispatch.backend import Backend
@@ -112,7 +113,7 @@ def _feature_maps(xp: Namespace, feature_map: Any, causal: bool) -> tuple[_Map, 
 def _apply_map(backend: Backend, name: str, function: _Map, x: Array, features: Any) -> Array:
     """Return a feature map of x, checked and in the dtype of x."""
     result, name = function(x), f"the result of {name}"
-    _heads.check_library(backend, "q", x, name, result)
+    checks.check_library(backend, "q", x, name, result)
     axes = "(batch..., tokens, heads, features), of each head alone"
     _heads.check_shape(name, result, axes, (*x.shape[:-1], features))
     return backend.xp.astype(result, x.dtype, copy=False)

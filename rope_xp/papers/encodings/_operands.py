@@ -29,7 +29,6 @@ class Operands:
 
     @property
     def xp(self) -> Namespace:
-        """The namespace of all arrays."""
         return self.backend.xp
 
     @property
@@ -39,7 +38,7 @@ class Operands:
 
     def parameter(self, name: str, value: Any, axes: str, *shapes: tuple[Any, ...]) -> Array:
         """Return a parameter in the dtype of the arithmetic, checked to have one of the shapes."""
-        _heads.check_library(self.backend, self.first_name, self.q, name, value)
+        checks.check_library(self.backend, self.first_name, self.q, name, value)
         checks.check_float(self.backend, name, value)
         _heads.check_shape(name, value, axes, *shapes)
         return self.xp.astype(value, self.k.dtype, copy=False)
@@ -82,10 +81,11 @@ class Operands:
 
 def check_operands(positions: Any, k_positions: Any, scale: float = 1.0, **arrays: Any) -> Operands:
     """Check q and k, or weights and v in their places, and return them with their distances."""
-    backend, dtypes = _heads.check_floats(**arrays)
-    (first, q), (second, k) = arrays.items()
-    if len(dtypes) > 1:
-        names = f"{first} is {backend.dtype_name(q)} and {second} {backend.dtype_name(k)}"
+    backend, (q, k) = _heads.check_floats(**arrays)
+    first, second = arrays
+    dtypes = [backend.dtype_name(x) for x in arrays.values()]
+    if dtypes[0] != dtypes[1]:
+        names = f"{first} is {dtypes[0]} and {second} {dtypes[1]}"
         raise TypeError(f"{names}; convert one of them")
     if first == "q":
         _heads.check_queries(q, k)
@@ -113,7 +113,6 @@ def check_operands(positions: Any, k_positions: Any, scale: float = 1.0, **array
         halves = (m >> 1) - (n >> 1)
         distances = xp.where(halves >= 2**30, xp.full_like(distances, FARTHEST), distances)
         distances = xp.where(halves <= -(2**30), xp.full_like(distances, -FARTHEST), distances)
-    q, k = _heads.convert(xp, dtypes, q, k)
     scale = float(numbers.check_positive("scale", scale))  # a number of Python, for strict arrays
     return Operands(backend, q, _heads.repeat_heads(xp, k, heads), distances, first, scale)
 
@@ -131,7 +130,7 @@ def _resolve(
     if fraction is not None:
         raise TypeError(f"{argument} must hold integers, to index tables by distance; round them")
     lengths = tuple(integers.shape)
-    if not _heads.can_broadcast(lengths, shape) or (not lengths and shape[-1] != 1):
+    if not numbers.can_broadcast(lengths, shape) or (not lengths and shape[-1] != 1):
         raise RopeError(
             f"{argument} has shape {lengths}; it must be (tokens,) = {shape[-1:]}, or broadcast to "
             f"(batch..., tokens) = {shape}"

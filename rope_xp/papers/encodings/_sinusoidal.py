@@ -3,12 +3,13 @@
 from typing import Any
 
 from rope_xp._core import numbers
-from rope_xp._core.errors import RopeError
 from rope_xp._core.typing import Array, ArrayT, Device, Namespace
 from rope_xp._dispatch import find
 from rope_xp._rotation.angles import with_axes
 from rope_xp.papers.encodings import _operands
 from rope_xp.rope import RoPE
+
+_COLUMNS = "a sine and a cosine for each frequency"
 
 
 def sinusoidal(
@@ -49,7 +50,7 @@ def sinusoidal(
     >>> encodings.sinusoidal([0, 1], 4, dtype="float64").round(4).tolist()
     [[0.0, 1.0, 0.0, 1.0], [0.8415, 0.5403, 0.01, 1.0]]
     """
-    _check_dim("dim", dim)
+    numbers.check_even("dim", dim, _COLUMNS)
     cos, sin = RoPE(base=base).cos_sin(positions, dim, xp=xp, device=device, dtype=dtype)
     namespace = find.require_backend(cos, "cos").xp
     return namespace.reshape(namespace.stack([sin, cos], axis=-1), (*cos.shape[:-1], dim))
@@ -101,7 +102,7 @@ def transformer_xl(
         for name, x in (("u", u), ("v", v))
     )
     w = operands.parameter("w_relative", w_relative, "(heads, head_dim, dim)", (*shape, None))
-    _check_dim("the last axis of w_relative", w.shape[-1])
+    numbers.check_even("the last axis of w_relative", w.shape[-1], _COLUMNS)
     xp, distances = operands.xp, operands.distances
     if operands.backend.dtype_name(distances) == "int32":
         # Distances that saturated leave the range of angles, for a NaN.
@@ -113,9 +114,3 @@ def transformer_xl(
     projected = xp.matmul((operands.q + to_position)[..., None, :], w)[..., 0, :]
     content = operands.content(operands.q + to_content)
     return operands.finish(q, content + operands.multiply_rows(projected, encoding))
-
-
-def _check_dim(name: str, dim: int) -> None:
-    numbers.check_positive_int(name, dim)
-    if dim % 2:
-        raise RopeError(f"{name} must be even, a sine and a cosine for each frequency; got {dim}")

@@ -34,7 +34,6 @@ class HunYuanIndexer(Indexer):
         self.queues = (GridQueue("image_grid_thw", grids),)
 
     def index_row(self, row: int, ids: np.ndarray, types: np.ndarray) -> np.ndarray:
-        """Return the positions (components, tokens) of a sequence."""
         positions = np.tile(np.arange(types.size), (self.components, 1))
         first: int | None = None
         for token_type, start, stop in indexer.split_runs(types):
@@ -77,7 +76,6 @@ class MiniCPMIndexer(Indexer):
         self.queues = (*self._grids.values(),)
 
     def index_row(self, row: int, ids: np.ndarray, types: np.ndarray) -> np.ndarray:
-        """Return the positions (3, tokens) of a sequence."""
         positions = np.empty((3, ids.size), np.int64)
         token = position = 0  # those that come next
         for frame in self._split_frames(ids, types):

@@ -75,7 +75,6 @@ class GridQueue:
         self._name, self._left = name, iter(grids)
 
     def take(self) -> Any:
-        """Return the next grid."""
         grid = next(self._left, None)
         if grid is None:
             raise RopeError(f"{self._name} has too few grids for the tokens in ids")
@@ -89,7 +88,6 @@ class GridQueue:
         )
 
     def check_all_taken(self) -> None:
-        """Check that each grid had its tokens."""
         if next(self._left, None) is not None:
             raise RopeError(f"{self._name} has more grids than there are tokens for in ids")
 
@@ -114,7 +112,6 @@ class Indexer(ABC):
         """Return the positions (components, tokens) of a sequence."""
 
     def token_types(self, ids: np.ndarray) -> np.ndarray:
-        """Return the type of each token."""
         types = np.zeros(ids.shape, np.int64)
         for token_type, token_id in self.token_ids.items():
             types[ids == token_id] = token_type

@@ -74,7 +74,6 @@ class SpanIndexer(Indexer):
             self.queues = (*self._images, self._videos)
 
     def token_types(self, ids: np.ndarray) -> np.ndarray:
-        """Return the type of each token."""
         types = super().token_types(ids)
         if self._marks:
             is_start, is_end = (ids == mark for mark in self._marks)
@@ -88,7 +87,6 @@ class SpanIndexer(Indexer):
         return types
 
     def index_row(self, row: int, ids: np.ndarray, types: np.ndarray) -> np.ndarray:
-        """Return the positions (3, tokens) of a sequence."""
         parts: list[np.ndarray] = [np.empty((3, 0), self.dtype)]
         start: Any = 0
         for span in self._split_spans(types, self._images[row]):
@@ -141,7 +139,6 @@ class SpanIndexer(Indexer):
 
 
 def _split_images(images: list[Span], counts: Any, rows: int) -> list[list[Span]]:
-    """Return the images of each row of a batch."""
     if not images or counts is None:  # then each row has all, as in transformers
         return [images] * rows
     counts = np.asarray(counts)

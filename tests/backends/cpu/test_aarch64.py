@@ -85,10 +85,10 @@ class Emulated:
 def test_kernels_for_aarch64_have_the_bits_of_numpy(layout, dtype, tmp_path, rng):
     rope = RoPE(layout=layout, rotary_dim=26, rotary_offset=2)
     q, k = (sample(rng, 2, 5, heads, 30, dtype=dtype) for heads in (3, 1))
-    (key,) = get_kernel_keys(parse.apply(rope, q, k, None, None, None, None))
+    (key,) = get_kernel_keys(parse.rotate(rope, (q, k), None, None, None))
     program = build(key, tmp_path)
     for positions in (np.array([0, 5, 2**31 - 1, -7, 70_000]), np.arange(5) + 0.625):
-        call = parse.apply(rope, q, k, positions, None, None, None)
+        call = parse.rotate(rope, (q, k), positions, None, None)
         source = call.angles[0]
         outs = np.empty_like(q), np.empty_like(k)
         inputs = host.get_angle_inputs(source)

@@ -176,7 +176,7 @@ def test_device_positions_out_of_range_give_nan_in_every_pair(dtype, rng):
     inside = [(1 << 31) - 1, 1 - (1 << 31), 0, -1, 2047, -2048, 1 << 22]
     positions = np.array(outside + inside, dtype)
     q, k = sample(rng, len(positions), 3, 64), sample(rng, len(positions), 1, 64)
-    call = parse.apply(RoPE(), q, k, np.zeros(len(positions), int), None, None, None, None)
+    call = parse.rotate(RoPE(), (q, k), np.zeros(len(positions), int), None, None)
     (lookup,) = call.angles
     lookup.whole, lookup.position_range = positions, UNKNOWN
     for got, x in zip(cuda_on_cpu.PATH.run(call), (q, k), strict=True):

@@ -15,7 +15,7 @@ from rope_xp import RoPE
 from rope_xp._arguments.axes import parse_axes
 from rope_xp._core.call import RotationSpec
 from rope_xp._core.dtypes import FLOATS
-from rope_xp._core.memory import ACCESS
+from rope_xp._core.memory import ACCESS, StridedLayout
 
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
@@ -169,10 +169,10 @@ def test_offsets_have_64_bits_where_elements_need_them(planned, tmp_path):
     for b, wide in (((1 << 14) - 1, False), (1 << 14, True)):
         shape, strides = (b, 1 << 10, 1, 128), (1 << 17, 128, 128, 1)
         # Nothing is read or written, so there need be no memory behind the numbers.
-        operand = triton_plan.OperandStrides(shape, strides, strides, False, 16)
+        layouts = (StridedLayout(shape, strides),) * 2
         angles = triton_plan.AngleLayout("implicit", (), (), "int64")
         turn = RotationSpec(parse_axes("bshd", 4, "x"), "half", 128, 0, inverse=False)
-        plan = triton_plan.plan_launch((operand,), angles, "bfloat16", "", 1, turn)
+        plan = triton_plan.plan_launch(layouts, (False,), 16, angles, "bfloat16", "", 1, turn)
         assert plan is not None
         assert plan.variant.int64_offsets == wide
         check(plan.variant, CUDA[1], tmp_path)
