@@ -4,6 +4,7 @@ import ctypes
 import gc
 import importlib.util
 import os
+import tempfile
 from collections import Counter
 from collections.abc import Generator, Iterator
 
@@ -38,6 +39,10 @@ settings.load_profile("fixed")
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("numprocesses", None):  # which inherit it, and so leave cores to each other
         os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if not hasattr(config, "workerinput"):
+        builds = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        config.add_cleanup(builds.cleanup)
+        os.environ["ROPE_XP_TEST_BUILDS"] = builds.name
     needed = [t for t in TARGETS if (t.needs or t.module) in REQUIRED and not t.gpu]
     absent = [f"{t.name} ({why})" for t in needed if (why := missing(t))]
     absent += [name for name in sorted(REQUIRED) if importlib.util.find_spec(name) is None]
@@ -50,10 +55,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Spend no time on garbage: what is imported stays, and later collections pass over it."""
+    """Spend little time on garbage: what is imported stays, and later collections pass over it."""
     gc.disable()
     result = yield
     gc.freeze()
+    gc.set_threshold(50_000)  # frameworks make many objects that stay, with no garbage among them
     gc.enable()
     return result
 

@@ -34,7 +34,7 @@ def loss(*arrays):
     return sum((y * y.cos()).sum() for y in apply_frequencies(*arrays))
 
 
-@pytest.mark.parametrize("shape", [SHAPES[0], exhaustive(SHAPES[1]), SHAPES[2]])
+@pytest.mark.parametrize("shape", [*map(exhaustive, SHAPES[:2]), SHAPES[2]])
 def test_gradients_of_torch_equal_differences_for_all_arguments(shape):
     torch = pytest.importorskip("torch")
     leaves = [torch.from_numpy(x).requires_grad_() for x in sample(shape).values()]

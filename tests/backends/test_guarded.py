@@ -16,7 +16,7 @@ from support.programs import printed
 @pytest.mark.parametrize(
     ("path", "every", "count"),
     [
-        *(("llvm", 541, 8), ("streaming", 433, 12), exhaustive("llvm", 41, 108)),
+        *(("llvm", 541, 8), exhaustive("llvm", 41, 108)),
         *(exhaustive("streaming", 79, 56), exhaustive("norm", 79, 56)),
         *(exhaustive("cuda", 17, 256), exhaustive("triton", 191, 24)),
     ],

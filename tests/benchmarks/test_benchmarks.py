@@ -34,7 +34,7 @@ def combinations():
     for benchmark in BENCHMARKS:
         if benchmark.type == "time" and "timeraw" in benchmark.name:
             continue
-        slow = ("TorchCompile", "InGraph", "Graphs", "diffusion", "Engine", "jax:cpu")
+        slow = ("Training", "TorchCompile", "InGraph", "Graphs", "diffusion", "Engine", "jax:cpu")
         is_first = True
         for i, values in enumerate(itertools.product(*benchmark._params)):
             marks, name = on_gpu(*values), "-".join([benchmark.name, *map(str, values)])

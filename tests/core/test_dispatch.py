@@ -9,6 +9,7 @@ import re
 import signal
 import sys
 import threading
+import unittest
 import weakref
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -306,13 +307,13 @@ def test_slots_of_a_backend_without_operations_are_refused(monkeypatch: pytest.M
 
 
 @pytest.mark.usefixtures("fresh")
-def test_a_broken_registration_disturbs_nobody(monkeypatch, caplog):
+def test_a_broken_registration_disturbs_nobody(monkeypatch):
     announce(monkeypatch, "no_such_module_anywhere", "no_backend", "toy_backend")
     monkeypatch.setitem(sys.modules, "no_backend", SimpleNamespace(BACKEND="a string"))
-    with caplog.at_level(logging.WARNING, "rope_xp"):
+    with unittest.TestCase().assertLogs("rope_xp", logging.WARNING) as logs:
         rope_xp.RoPE().rotate(toy_backend.Array(X))
         rope_xp.RoPE().rotate(toy_backend.Array(X))
-    broken, no_backend = (record.getMessage() for record in caplog.records)
+    broken, no_backend = (record.getMessage() for record in logs.records)
     assert broken.startswith("backend 'no_such_module_anywhere:BACKEND' cannot be imported: No mod")
     assert no_backend == "backend 'no_backend:BACKEND' is no Backend: 'a string'"
     with pytest.raises(TypeError, match=re.escape(f"numpy.asarray; {broken}; {no_backend}")):

@@ -140,6 +140,7 @@ SHAPES = ((2, 2), (1, 2, 2, 2))
 of_angles_and_tables = pytest.mark.parametrize("function", FUNCTIONS, ids=["angles", "tables"])
 
 
+@pytest.mark.covering
 @of_angles_and_tables
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_derivatives_of_torch_equal_differences(function, shape, rng):

@@ -24,8 +24,8 @@ REFUSALS = (RopeError, LookupError, AttributeError, TypeError, RuntimeError)
 # One for each layout and slice, for several components, for two bases, for a factor, learned
 # frequencies, and one that is left.
 SHORT = (
-    *("deepseek_v3", "glm", "llama4", "phi3", "nanochat", "mistral_large4"),
-    *("gemma3", "ernie4_5_vl_moe", "pixtral"),
+    *("deepseek_v3", "llama4", "nanochat", "gemma3", "ernie4_5_vl_moe"),
+    *map(exhaustive, ("glm", "phi3", "mistral_large4", "pixtral")),
 )
 
 

@@ -105,7 +105,7 @@ def spans(xp, q, k, v):
     return xp.exp(logits) + 0.0 * v.sum()  # a loss such as GlobalPointer's: no span adds nothing
 
 
-@pytest.mark.parametrize("function", [softmax, exhaustive(linear), linear_causal, spans])
+@pytest.mark.parametrize("function", [*map(exhaustive, (softmax, linear)), linear_causal, spans])
 def test_gradients_of_torch_and_jax_are_finite_differences(function):
     """Those of torch in float64 against finite differences, all others against those."""
     torch, jax = pytest.importorskip("torch"), pytest.importorskip("jax")

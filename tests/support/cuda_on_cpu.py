@@ -2,9 +2,9 @@
 
 import ctypes
 import importlib.util
+import os
 import shutil
 import subprocess
-import tempfile
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
@@ -49,7 +49,12 @@ def decline_reason():
 
 @lru_cache
 def _library(norm_dtype):
-    """Compile the kernel for every key, without a norm or with that of a dtype: in seconds."""
+    """Compile the kernel for every key, without a norm or with that of a dtype.
+
+    That takes five seconds, so one process of a run does it for all.
+    """
+    import fcntl  # which Windows lacks
+
     source = Path(__file__).with_suffix(".cpp").read_text()
     for key, i in _numbers(norm_dtype).items():
         source += (
@@ -59,12 +64,16 @@ def _library(norm_dtype):
         )
     source += 'extern "C" size_t size() { return sizeof(Arguments); }\n'
     include = cuda_folder("include")
-    with tempfile.TemporaryDirectory() as folder:
-        file, made = Path(folder, "all.cpp"), Path(folder, "all.so")
-        file.write_text(source)
-        paths = [f"-I{path}" for path in (include, include / "cccl", KERNELS)]
-        subprocess.run(["g++", *FLAGS, *paths, str(file), "-o", str(made)], check=True, timeout=300)
-        library = ctypes.CDLL(str(made))
+    file = Path(os.environ["ROPE_XP_TEST_BUILDS"], f"{norm_dtype}.cpp")
+    made = file.with_suffix(".so")
+    with file.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            file.write_text(source)
+            paths = [f"-I{path}" for path in (include, include / "cccl", KERNELS)]
+            command = ["g++", *FLAGS, *paths, str(file), "-o", str(made)]
+            subprocess.run(command, check=True, timeout=300)
+    library = ctypes.CDLL(str(made))
     library.size.restype = ctypes.c_size_t
     assert library.size() == cuda_plan.ARGUMENTS.itemsize
     return library

@@ -22,9 +22,9 @@ def leave_out(items: list[pytest.Item]) -> set[pytest.Item]:
     """Mark what the short suite leaves out, and return the cases that no suite runs.
 
     Of a test with the mark ``covering`` the short suite runs few cases, and the exhaustive one all
-    pairs of values. Of backends that compile each case anew, the short suite runs those of one
-    library, and few cases on them, one if the test has no such mark: the tests of a file take the
-    libraries in turn. The exhaustive one runs few on each library. What needs a GPU is left.
+    pairs of values. Of backends that compile each case anew, the short suite runs one case of one
+    library: the tests of a file take the libraries in turn. The exhaustive one runs few on each
+    library. What needs a GPU is left.
     """
     files = defaultdict(lambda: defaultdict(list))
     for item in items:
@@ -44,11 +44,10 @@ def leave_out(items: list[pytest.Item]) -> set[pytest.Item]:
             turn += bool(each)
             mark = cases[0].get_closest_marker("covering")
             at_once = mark.args[0] if mark and mark.args else 1
-            if mark:
-                short, wanted = choose(eager + own, at_once), choose(eager, max(2, at_once))
-            else:
-                one = own[turn % len(own)] if own else None
-                short, wanted = {*eager, one} - {None}, {*eager}
+            short = choose(eager, at_once) if mark else {*eager}
+            wanted = choose(eager, max(2, at_once)) if mark else {*eager}
+            if own:
+                short.add(own[turn % len(own)])
             wanted |= short.union(*(choose(items, at_once) for items in each))
             for item in wanted - short:
                 item.add_marker(pytest.mark.exhaustive)

@@ -5,6 +5,7 @@ import pytest
 from rope_xp_backends.cpu import plan
 from support.bits import same, sample
 from support.equality import LAYOUTS
+from support.exhaustive import exhaustive
 from support.kinds import COPIED, DERIVED
 from support.rules import Times
 from support.targets import numpy_dtype, truth
@@ -114,7 +115,7 @@ def test_components_and_fractions_have_the_bits_of_numpy(any_path, kind, axes, d
                 same(turn(x, positions), truth(turn, x, positions))
 
 
-@pytest.mark.parametrize("path", ["portable", "llvm"])
+@pytest.mark.parametrize("path", ["portable", exhaustive("llvm")])
 def test_fractions_of_too_fast_pairs_give_nan_when_compiled(path):
     torch = pytest.importorskip("torch")
     rope, x = RoPE(layout="half", base=1e-5), torch.ones(3, 1, 8)

@@ -135,9 +135,8 @@ def test_graphs_hold_the_operator_serve_all_lengths_and_run_where_kernels_fail(m
     for kernels in (cpu.KERNELS, gpu.KERNELS):
         monkeypatch.setattr(kernels, "get", Mock(side_effect=PathUnavailable))
     rope_xp.clear_caches()  # of plans with kernels
-    for name in (None, "portable"):
-        with rope_xp.use_path(name):
-            same(train(compiled, tokens, p), expected)
-            same(given(*tables), expected_given)
+    with rope_xp.use_path(None):
+        same(train(compiled, tokens, p), expected)
+        same(given(*tables), expected_given)
     with pytest.raises(RopeError, match="was forced, but cannot take this call"):
         given(*tables)

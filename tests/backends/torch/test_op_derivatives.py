@@ -2,6 +2,7 @@
 
 import pytest
 from support.equality import LAYOUTS
+from support.exhaustive import exhaustive
 from support.rules import Temperature
 from support.targets import KERNELS, truth
 from support.torch_op import HALVES, POSITIONS, rotate, same, sample
@@ -39,7 +40,7 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("call", [*list(CALLS)[:-1], exhaustive("compiled")])
 def test_a_result_needs_a_gradient_where_its_input_does(call):
     for needed in ((True, False), (False, True), (True, True), (False, False)):
         q, k = (sample(2, 5, n, 6, grad=grad) for n, grad in zip((4, 2), needed, strict=True))
