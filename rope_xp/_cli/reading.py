@@ -86,7 +86,7 @@ def read_config(config: object, layout: Layout | None = None) -> Reading:
     parameters = _keys.read_layers(part, model)
     layers, types, overrides = [], part.get("layer_types"), _plan.read_overrides(part)
     for label, rope in ropes.items():
-        where = f"rope_parameters.{label}" if label else "rope_parameters"
+        where = ".".join(filter(None, (_keys.parameters_key(part), label)))
         source = _scaling.Source(part, model, parameters[label] or {}, where)
         first = types.index(label) if isinstance(types, list) and label in types else -1
         head_dim = _plan.read_head_dim(part, model, label, overrides.get(first, {}))

@@ -41,6 +41,8 @@ SUSPICIOUS = [
      f"{TRAINED} is missing; {EXTENDED} = 131072 is used instead"),
     (with_parameters({**PLAIN, "rope_theta": 1e4}, rope_theta=1e6),
      "rope_parameters.rope_theta = 1000000.0 is read and not rope_theta = 10000.0"),
+    ({**PLAIN, "rope_theta": 1e4, "rope_scaling": {**YARN, "rope_theta": 1e6}},
+     "rope_scaling.rope_theta = 1000000.0 is read and not rope_theta = 10000.0"),
     ({**PLAIN, "rope_scaling": {**YARN, "type": "linear"}},
      "rope_type = 'yarn' is read and not type = 'linear'"),
     (ODD, "partial_rotary_factor = 0.3 gives 7.5 components of a head, rounded down to 7"),

@@ -18,7 +18,7 @@ from rope_xp._core.memory import Memory
 from rope_xp._core.tables import DigitTables, TableKey
 
 from . import BACKEND as _PLAIN
-from . import dtensor_angles
+from . import dtensor_angles, private
 from .library import Tensors, Torch
 
 _LINEAR = (Partial("sum"), Partial("avg"))
@@ -77,7 +77,7 @@ class DTensorExecutor:
         if call.out is not None:
             out = tuple(map(_detach_local, call.out))
             run(Call(_PLAIN, local, angles, out, call.spec, weights))
-            torch.autograd.graph.increment_version(call.out)  # so far that of the shards alone
+            private.increment_versions(call.out)  # so far that of the shards alone
             return call.out
         results: Tensors = ()
         local_results = run(Call(_PLAIN, local, angles, None, call.spec, weights))
