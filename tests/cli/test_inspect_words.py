@@ -67,7 +67,7 @@ def test_unknown_model_type_is_suspicious_and_takes_the_usual_defaults(report):
 
 def test_contradiction_of_two_keys_is_reported_once(report):
     contradiction, factor = report({**PLAIN, TRAINED: 16384, "rope_scaling": YARN})["suspicious"]
-    names = f"{TRAINED} = 16384 is read and not rope_parameters.{TRAINED} = 8192"
+    names = f"{TRAINED} = 16384 is read and not rope_scaling.{TRAINED} = 8192"
     assert contradiction == names
     assert factor.endswith("32768 / 16384 = 2")
 
