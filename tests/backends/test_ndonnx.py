@@ -4,7 +4,6 @@ from functools import partial
 
 import numpy as np
 import pytest
-from support.exhaustive import exhaustive
 from support.lazily import Lazily
 
 import rope_xp
@@ -93,13 +92,15 @@ def every_call(x, p, by_batch, three):
     return (*angles.apply(x, x), angles.unrotate(x), *tables, *moved)
 
 
-@pytest.mark.parametrize("shape", [exhaustive(KNOWN), UNKNOWN], ids=["known", "unknown"])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("shape", [KNOWN, UNKNOWN], ids=["known", "unknown"])
 def test_graphs_of_every_call_have_the_bits_of_numpy(shape):
     shapes = shape, shape[1:2], shape[:2], (3, *shape[:2])
     arrays = sample(), POSITIONS, BY_BATCH, np.stack([BY_BATCH] * 3)
     check(every_call, *zip(arrays, shapes, strict=True))
 
 
+@pytest.mark.exhaustive
 def test_graphs_of_every_dtype_have_the_bits_of_numpy():
     check(
         lambda x, x16, x64, p, fractions: (

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.exhaustive import exhaustive
 from support.oracles import exact_cos_sin, rotate_complex
 from support.targets import TARGETS, rows, truth
 
@@ -150,9 +149,8 @@ def test_derivatives_of_torch_equal_differences(function, shape, rng):
     assert torch.autograd.gradgradcheck(function, leaves)
 
 
-@pytest.mark.parametrize(
-    "function", [FUNCTIONS[0], exhaustive(FUNCTIONS[1])], ids=["angles", "tables"]
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("function", [FUNCTIONS[0], FUNCTIONS[1]], ids=["angles", "tables"])
 def test_derivatives_of_jax_under_jit_equal_differences(function, rng):
     jax = pytest.importorskip("jax")
     # Older versions have it among what is experimental alone.

@@ -221,6 +221,7 @@ class Normalize(torch.nn.Module):
         return self.rotary(q * q_weight, k * k_weight, positions)
 
 
+@pytest.mark.exhaustive
 def test_qk_norm_built_in_forward_costs_no_graph_more_than_the_formula():
     """Which takes one graph for a length and one for all."""
     torch._dynamo.reset()

@@ -94,6 +94,7 @@ def test_drop_in_of_bfloat16_rounds_once():
     assert all(map(torch.equal, apply_rotary_transformers(*narrow), (x.bfloat16() for x in wide)))
 
 
+@pytest.mark.exhaustive
 def test_drop_in_compiles_when_told_the_columns():
     torch._dynamo.reset()
     q, k, cos, sin, _ = arrays("llama")

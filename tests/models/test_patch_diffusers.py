@@ -132,7 +132,8 @@ def test_frequencies_cast_to_bfloat16_are_patched() -> None:
         assert (ours - theirs).abs().max() < 2e-6
 
 
-@pytest.mark.parametrize(("make", "name"), [(wan, "blocks"), exhaustive(z_image, "layers")])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("make", "name"), [(wan, "blocks"), (z_image, "layers")])
 def test_patched_model_whose_block_is_compiled_has_its_outputs(make, name):
     model, arguments = make()
     before = output(model, arguments)

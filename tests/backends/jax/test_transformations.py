@@ -86,6 +86,7 @@ def test_derivatives_keep_the_angles_of_tokens_alone():
     close(tangent, RoPE().rotate(jnp.ones_like(x), POSITIONS))
 
 
+@pytest.mark.exhaustive
 def test_composed_transformations_equal_plain_calls():
     rope, x = RoPE(), sample(3, 5, 2, 8)
     p = jnp.asarray(POSITIONS, jnp.int32)
@@ -123,6 +124,7 @@ def test_donated_inputs_are_reused():
     close(got, expected)
 
 
+@pytest.mark.exhaustive
 def test_strict_dtypes_rank_promotion_and_debug_nans_are_obeyed():
     q, k = sample(2, 5, 4, 16), sample(2, 5, 2, 16)
     strict = jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise")

@@ -155,7 +155,8 @@ WIDE = {"device": torch.device("cpu"), "dtype": torch.float64}
 @pytest.mark.parametrize(
     ("positions", "options"),
     [
-        *((POSITIONS // 7 + 0.25, WIDE), ([1, 16_777_217.7], {}), exhaustive(POSITIONS, {})),
+        *((POSITIONS // 7 + 0.25, WIDE), exhaustive([1, 16_777_217.7], {})),
+        exhaustive(POSITIONS, {}),
         *(exhaustive(positions, WIDE) for positions in (POSITIONS.tolist(), range(3), 7)),
     ],
 )
