@@ -23,22 +23,23 @@ OLD = triton.__version__.startswith("3.6.")
 OPERATOR = "not gradients_of_both_orders and not resized and not functional "
 OPERATOR += "and not pass_the_checks and not serve_all_lengths and not components_beyond"
 ROWS = "torch-triton and not bfloat16"
+SHORT, ALL = "not exhaustive", "exhaustive or not exhaustive"
 # Files, a choice of their tests, and their number at least.
 RUNS = [
-    (["backends/triton/test_kernel.py", "core/test_equivalence.py"], "", 55),
-    (["core/test_rotation.py", "core/test_angles.py", "core/test_shared_angles.py"], ROWS, 50),
-    (["backends/torch/test_op*.py"], OPERATOR, 20),
+    (["backends/triton/test_kernel.py", "core/test_equivalence.py"], ALL, "", 100),
+    (["core/test_rotation.py", "core/test_angles.py", "core/test_shared_angles.py"], ALL, ROWS, 60),
+    (["backends/torch/test_op*.py"], SHORT, OPERATOR, 20),
 ]
 
 
 @pytest.mark.exhaustive
 @pytest.mark.skipif(OLD, reason="the interpreter of triton 3.6 fails with numpy 2.4")
 @pytest.mark.parametrize(
-    ("files", "chosen", "least"), RUNS, ids=lambda a: a[0] if isinstance(a, list) else ""
+    ("files", "suite", "chosen", "least"), RUNS, ids=lambda a: a[0] if isinstance(a, list) else ""
 )
-def test_kernels_in_the_interpreter_pass_their_tests(files, chosen, least):
+def test_kernels_in_the_interpreter_pass_their_tests(files, suite, chosen, least):
     paths = sorted(str(path) for file in files for path in TESTS.glob(file))
-    options = ("-q", "-n", "0", "-p", "no:cacheprovider", "-m", "not exhaustive", "-k", chosen)
+    options = ("-q", "-n", "0", "-p", "no:cacheprovider", "-m", suite, "-k", chosen)
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, *paths],
         check=False,
