@@ -43,6 +43,7 @@ def test_compiled_calls_take_two_graphs_for_all_lengths_without_warnings(functio
     assert len(graphs) <= 2
 
 
+@pytest.mark.exhaustive
 def test_generated_code_has_exact_angles_and_nan_out_of_range():
     """The trap: traced, the float64 table builder was compiled in float32, off by 4.4e-4.
 

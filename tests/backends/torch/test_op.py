@@ -118,6 +118,7 @@ def train(attention, tokens, p):
     return *results, *torch.autograd.grad([x.square().sum() for x in results], (q, k))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(
     TORCH < (2, 12), reason="before torch 2.12 a graph makes instances of rope_xp's classes alone"
 )
