@@ -27,7 +27,8 @@ def find_key(rope: Hashable) -> Hashable:
     found = _BY_ID.get(id(rope))
     if found is not None and found[0]() is rope:
         return found[1]  # type: ignore[no-any-return]  # the cache is untyped
-    parts = rope, getattr(rope, "scaling", None)
+    scaling = getattr(rope, "scaling", None)
+    parts = rope, scaling, getattr(scaling, "scaling", None)  # RIFLEx has one of its own
     packages = {type(x).__module__.partition(".")[0] for x in parts if x is not None}
     if packages != {"rope_xp"}:
         return rope

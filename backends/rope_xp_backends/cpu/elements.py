@@ -160,8 +160,8 @@ def load_angles(
         c, s = ((row + n * key.width).load(kind, key.width) for row in (cos, sin))
         if key.dtype == "bfloat16":  # see narrow
             c, s = canonicalize_nan(b, c), canonicalize_nan(b, s)
-        order = order_pairs(key, lanes) or list(range(lanes))
-        c, s = shuffle(b, c, c, order), shuffle(b, s, s, order)
+        if order := order_pairs(key, lanes):
+            c, s = shuffle(b, c, c, order), shuffle(b, s, s, order)
         vectors.append((c, b.select(inverse, b.fneg(s), s)))
     return exchange(b, vectors, deal, key)
 

@@ -139,7 +139,7 @@ def vector_steps(first: Int, end: Int) -> Iterator[tuple[Int, int]]:
 
 
 def unroll(count: int, start: Iterable[int] = ()) -> Iterator[tuple[int, int]]:
-    """Yield the steps of ``vector_steps`` for a constant length: first component, and number.
+    """Yield steps through a constant length: the first component of each, and their number.
 
     ``start`` are the numbers of the first steps.
     """

@@ -129,7 +129,7 @@ class _Rotate(torch.autograd.Function):
             x.expand(info.batch_size, *x.shape) if axis is None else x.movedim(axis, 0)
             for x, axis in zip(arguments[_N_OP_ARGS:], in_dims[_N_OP_ARGS:], strict=True)
         ]
-        op_args = OpArgs._make([*angles, *op_args[5:]])._replace(axes=letter + names)
+        op_args = OpArgs._make([*angles, *op_args[len(angles) :]])._replace(axes=letter + names)
         return apply_op(tuple(arrays), op_args), (0,) * len(arrays)
 
 
