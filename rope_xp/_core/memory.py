@@ -111,7 +111,7 @@ class CollapsedDim(NamedTuple):
 
 
 def collapse_dims(
-    axes: Ints, arrays: Sequence[StridedLayout], angles: Sequence[StridedLayout]
+    axes: Ints, arrays: Sequence[StridedLayout | Memory], angles: Sequence[StridedLayout]
 ) -> list[CollapsedDim]:
     """Collapse batch and token axes into as few as the strides allow, the outermost first.
 

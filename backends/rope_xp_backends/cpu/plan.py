@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain, combinations, pairwise, product
+from itertools import chain, combinations, count, islice, pairwise, product
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -15,7 +15,6 @@ from rope_xp._core.memory import (
     Extent,
     StridedLayout,
     collapse_dims,
-    measure_extent,
 )
 
 NARROW_STEP = 8
@@ -42,18 +41,9 @@ OPERAND_FIELDS = (
 TABLES = ("low", "middle", "high", "frequencies", "component")
 """Addresses of tables, in the order of DigitTables."""
 FIELDS = (
-    *(
-        "rows",
-        "length",
-        "components",
-        "block",
-        "inverse",
-        "negate_given",
-        "copies_given",
-        "before",
-        "after",
-    ),
-    *("use_tables", "implicit_positions", "has_fraction", "segments", "needs_select"),
+    *("rows", "length", "components", "block", "inverse", "negate_given", "copies_given"),
+    *("before", "after", "use_tables", "implicit_positions", "has_fraction"),
+    *("segments", "needs_select"),
     *("a_skip", "a_batch", "a_token", "a_segment", "b_skip", "b_batch", "b_token", "b_segment"),
     *(f"q_{name}" for name in OPERAND_FIELDS),
     *(f"k_{name}" for name in OPERAND_FIELDS),
@@ -111,27 +101,19 @@ class KernelKey(NamedTuple):
         return 8 if self.double else 4
 
 
-class InOut(NamedTuple):
-    """Layouts of an array and its result, with the axes of the call, in bytes."""
+class Layouts(NamedTuple):
+    """Where the elements of all that a call reads and writes lie around addresses, in bytes."""
 
-    x: StridedLayout
-    y: StridedLayout
-    in_place: bool
-    """Whether the result is the array itself."""
-
-
-class AngleLayouts(NamedTuple):
-    """Layouts of arrays of angles, in bytes."""
-
-    pairs: int
-    layouts: tuple[StridedLayout, ...]
+    in_place: tuple[bool, ...]
+    """Whether each result is the array itself."""
+    arrays: tuple[Extent, ...]
+    weights: tuple[Extent, ...]
+    """Of a norm."""
+    angles: tuple[Extent, ...]
     """Of positions and their fractions, (batch..., tokens, components), or of cos and sin."""
-    use_tables: bool
-    """Whether angles are looked up, and not given as cos and sin."""
-    component: tuple[int, ...] = ()
-    """The component of positions that each frequency reads; empty without components."""
-    offsets: tuple[StridedLayout, ...] = ()
+    offsets: tuple[Extent, ...]
     """Of offsets of the tokens of k in its result, with the axes of the call; empty without any."""
+    results: tuple[Extent, ...]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -165,27 +147,26 @@ class CpuPlan:
 
 
 def build_plan(
-    operands: Sequence[InOut],
-    angles: AngleLayouts,
-    spec: RotationSpec,
-    itemsize: int,
-    inputs: Sequence[Extent],
+    layouts: Layouts, spec: RotationSpec, use_tables: bool, component: Sequence[int]
 ) -> CpuPlan:
     """Return the plan of one array or two, which share their angles.
 
-    ``inputs`` are weights of a norm, arrays of angles, and offsets.
+    These are looked up if ``use_tables``, and else given as cos and sin. ``component`` holds that
+    of positions which each frequency reads; it is empty without components.
     """
-    axes, pairs, use_tables = spec.axes, angles.pairs, angles.use_tables
-    arrays = [*(layout for x, y, _ in operands for layout in (x, y)), *angles.offsets]
-    rows_of_angles = [StridedLayout(a.shape[:-1], a.strides[:-1]) for a in angles.layouts]
+    axes, pairs = spec.axes, int(spec.rotary_dim) // 2  # torch.jit.trace has tensors
+    xs, angles = [x.memory for x in layouts.arrays], [x.memory for x in layouts.angles]
+    itemsize, sizes = xs[0].itemsize, [x.itemsize * int(np.prod(x.shape)) for x in xs]
+    operands = list(zip(xs, [y.memory for y in layouts.results], strict=True))
+    arrays = [*chain(*operands), *(x.memory for x in layouts.offsets)]
+    rows_of_angles = [StridedLayout(a.shape[:-1], a.strides[:-1]) for a in angles]
     dims = collapse_dims(axes.batch_tokens, arrays, rows_of_angles)
     no_dim = CollapsedDim(1, (0,) * (len(arrays) + max(len(rows_of_angles), 1)))
     if not rows_of_angles and not (dims and dims[-1].steps[-1]):
         dims.append(no_dim)  # the single token, whose axis counts implicit positions
     *outer, batch, token = [no_dim] * (2 - len(dims)) + dims
-    sizes = [itemsize * int(np.prod(operand.x.shape)) for operand in operands]
     heads_apart, numbers = False, dict[str, int]()
-    for i, (name, (x, y, _)) in enumerate(zip("qk", operands, strict=False)):
+    for i, (name, (x, y)) in enumerate(zip("qk", operands, strict=False)):
         numbers[f"{name}_heads"] = 1
         if axes.heads is not None:
             numbers[f"{name}_heads"], step = x.shape[axes.heads], x.strides[axes.heads]
@@ -194,76 +175,59 @@ def build_plan(
     block = BLOCK
     if heads_apart and sum(sizes) >= STREAMED_MIN_BYTES:
         block = max(BLOCK, STREAMED_BLOCK_BYTES // (2 * max(itemsize, 4) * pairs))
-    segments, needs_select = split_segments(angles.component, pairs)
+    segments, needs_select = split_segments(component, pairs)
     numbers |= {
         "rows": batch.length * token.length,
-        "components": max(angles.component, default=0) + 1,
+        "components": max(component, default=0) + 1,
         "length": token.length,
         "block": min(block, token.length),
         "inverse": spec.inverse,
         "negate_given": spec.inverse and not use_tables,
-        "copies_given": not use_tables
-        and any(a.strides[-1] != max(itemsize, 4) for a in angles.layouts),
+        "copies_given": not use_tables and any(a.strides[-1] != max(itemsize, 4) for a in angles),
         "before": spec.rotary_offset * itemsize,
         "after": (arrays[0].shape[-1] - spec.rotary_offset - 2 * pairs) * itemsize,
         "use_tables": use_tables,
-        "implicit_positions": not angles.layouts,
-        "has_fraction": use_tables and len(angles.layouts) > 1,
+        "implicit_positions": not angles,
+        "has_fraction": use_tables and len(angles) > 1,
         "segments": len(segments),
         "needs_select": needs_select,
-        **{f"{name}_segment": a.strides[-1] for name, a in zip("ab", angles.layouts, strict=False)},
+        **{f"{name}_segment": a.strides[-1] for name, a in zip("ab", angles, strict=False)},
     }
     names = ["q_x", "q_y", "k_x", "k_y", "k_offset"][: len(arrays)]
-    names += "ab"[: len(angles.layouts)]
+    names += "ab"[: len(angles)]
     for i, name in enumerate(names):
         numbers[f"{name}_batch"], numbers[f"{name}_token"] = batch.steps[i], token.steps[i]
     params = []
     for index in product(*(range(dim.length) for dim in outer)):
         for i, name in enumerate(names):
-            offsets = (n * dim.steps[i] for n, dim in zip(index, outer, strict=True))
-            numbers[f"{name}_skip"] = sum(offsets)
+            numbers[f"{name}_skip"] = sum(n * d.steps[i] for n, d in zip(index, outer, strict=True))
         fields = [numbers.get(name, 0) for name in FIELDS]
         params.append(np.array([*fields, *(n for segment in segments for n in segment)], np.int64))
     addresses = tuple([row.ctypes.data for row in params])
-    rows, in_place = numbers["rows"], all(operand.in_place for operand in operands)
-    x_extents, y_extents = (
-        [measure_extent(*layout, itemsize) for layout in layouts]
-        for layouts in ([operand.x for operand in operands], [operand.y for operand in operands])
-    )
-    extents = *x_extents, *inputs, *(() if in_place else y_extents)
-    given = range(len(operands)), range(len(operands), len(operands) + len(inputs))
-    results = given[0] if in_place else range(given[1].stop, len(extents))
-    others = [*(i for i in given[0] if not operands[i].in_place), *given[1]]
+    in_place = all(layouts.in_place)
+    groups, places = layouts[1:-1] if in_place else layouts[1:], count()
+    extents = tuple(chain(*groups))
+    given, weights, inputs, offsets, *written = ([*islice(places, len(g))] for g in groups)
+    results = written[0] if written else given
+    read = [*(i for i in given if not layouts.in_place[i]), *weights, *inputs, *offsets]
     overlaps = [
         (i, j, extents[i].start - extents[j].end, extents[i].end - extents[j].start)
-        for i, j in (*combinations(results, 2), *product(results, others))
+        for i, j in (*combinations(results, 2), *product(results, read))
     ]
+    pairs_of = ([*group, -1, -1][:2] for group in (given, results, inputs, weights))
     return CpuPlan(
         tuple(params),
         addresses,
-        rows,
+        numbers["rows"],
         sum(sizes),
         sum(sizes) // itemsize,
         sum(sizes) > BYTES_TO_RELEASE,
         in_place,
         extents,
         tuple(overlaps),
-        _arrange_arguments(*given, results, len(angles.layouts), len(angles.offsets)),
+        itemgetter(*chain(*pairs_of), *[*offsets, -1][:1]),
         tuple(np.array(spec.norm[:2] if spec.norm else (0, 0), np.float64).view(np.int64).tolist()),
     )
-
-
-def _arrange_arguments(
-    arrays: range, inputs: range, results: range, angles: int, offsets: int
-) -> Callable[[Sequence[int]], tuple[int, ...]]:
-    """Return what puts addresses, of which the last is a 0, in the order of a kernel's arguments.
-
-    ``inputs`` are weights, then so many arrays of angles, then offsets.
-    """
-    first_offset = len(inputs) - offsets
-    weights, rows = inputs[: first_offset - angles], inputs[first_offset - angles : first_offset]
-    pairs = ([*group, -1, -1][:2] for group in (arrays, results, rows, weights))
-    return itemgetter(*chain(*pairs), *[*inputs[first_offset:], -1][:1])
 
 
 def split_segments(component: Sequence[int], pairs: int) -> tuple[list[tuple[int, int, int]], bool]:

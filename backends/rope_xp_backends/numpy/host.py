@@ -10,14 +10,14 @@ from typing import TypeAlias
 import numpy as np
 
 from rope_xp._core.call import Call, CosSin, RotationSpec, TableLookup
-from rope_xp._core.memory import StridedLayout, measure_extent
+from rope_xp._core.memory import measure_extent
 from rope_xp._core.path import PathUnavailable
 from rope_xp._core.tables import DigitTables
 from rope_xp._dispatch.call_cache import CallSignature
 from rope_xp._dispatch.recent_calls import RecentLaunch
 from rope_xp_backends.cpu import threads
 from rope_xp_backends.cpu.launch import CpuLaunch, Kernel, Locate
-from rope_xp_backends.cpu.plan import CHECK, AngleLayouts, InOut, build_plan
+from rope_xp_backends.cpu.plan import CHECK, Layouts, build_plan
 
 LONG = 64
 """A longer axis repays a loop over the others in Python."""
@@ -79,19 +79,16 @@ def plan_launch(
     offsets: Arrays = (),
 ) -> CpuLaunch:
     """Return the launch of all arrays, weights and angle inputs with the strides of these."""
-    pairs = zip(arrays, outs, strict=True)
-    operands = [InOut(_get_layout(x), _get_layout(y), x is y) for x, y in pairs]
-    of_offsets = tuple(map(_get_layout, offsets))
-    if isinstance(source, CosSin):
-        layouts = tuple(map(_get_layout, rows))
-        angles = AngleLayouts(rows[0].shape[-1], layouts, False, offsets=of_offsets)
-    else:
-        tables, components = source.tables, source.components if rows else 0
-        component = () if not components else tuple(tables.component.tolist())  # type: ignore[union-attr]  # there is one
-        layouts = tuple([_move_components_last(row, components) for row in rows])
-        angles = AngleLayouts(tables.frequencies.shape[0], layouts, True, component, of_offsets)
-    inputs = [measure_extent(x.shape, x.strides, x.itemsize) for x in weights + rows + offsets]
-    plan = build_plan(operands, angles, spec, arrays[0].itemsize, inputs)
+    in_place, component, views = tuple(map(is_, arrays, outs)), (), rows
+    if isinstance(source, TableLookup) and source.components and rows:
+        component = tuple(source.tables.component.tolist())  # type: ignore[union-attr]  # there is one
+        views = tuple([np.moveaxis(row, 0, -1) for row in rows])
+    elif isinstance(source, TableLookup):
+        views = tuple([row[..., None] for row in rows])
+    groups = arrays, weights, views, offsets, outs
+    extents = [tuple([measure_extent(x.shape, x.strides, x.itemsize) for x in xs]) for xs in groups]
+    use_tables = isinstance(source, TableLookup)
+    plan = build_plan(Layouts(in_place, *extents), spec, use_tables, component)
     return CpuLaunch(weakref.ref(kernel), plan, load_locate(), threads.limit)
 
 
@@ -188,17 +185,6 @@ def _read_plain(x: np.ndarray) -> np.ndarray:
     """Return an array without a class of its own, aligned and in native byte order."""
     plain = np.asarray(x, x.dtype.newbyteorder("="))
     return plain if plain.flags.aligned else plain.copy()
-
-
-def _get_layout(x: np.ndarray) -> StridedLayout:
-    return StridedLayout(x.shape, x.strides)
-
-
-def _move_components_last(a: np.ndarray, components: int) -> StridedLayout:
-    if components:
-        rest, strides = a.shape[1:] or (1,), a.strides[1:] or (0,)
-        return StridedLayout((*rest, components), (*strides, a.strides[0]))
-    return StridedLayout((*a.shape, 1), (*a.strides, 0))
 
 
 # --- copies of arrays that kernels cannot read ---------------------------------------------------

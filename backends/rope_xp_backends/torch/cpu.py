@@ -11,14 +11,14 @@ import torch
 from rope_xp._core.caches import cached
 from rope_xp._core.call import NormSpec
 from rope_xp._core.errors import RopeError
-from rope_xp._core.memory import Ints, StridedLayout, measure_extent
+from rope_xp._core.memory import Extent, Ints, measure_extent
 from rope_xp._core.path import PathUnavailable
 from rope_xp._core.tables import DigitTables
 from rope_xp._dispatch.call_cache import CallSignature
 from rope_xp._dispatch.recent_calls import RecentLaunch
 from rope_xp_backends.cpu import threads
 from rope_xp_backends.cpu.launch import KERNELS, MAX_ROW, CpuLaunch, build_kernel_key
-from rope_xp_backends.cpu.plan import CHECK, AngleLayouts, CpuPlan, InOut, KernelKey, build_plan
+from rope_xp_backends.cpu.plan import CHECK, CpuPlan, KernelKey, Layouts, build_plan
 
 from . import private
 from .library import NAMES, Tensors
@@ -41,9 +41,9 @@ class _Layout(NamedTuple):
     shape: Ints
     strides: Ints
 
-    def in_bytes(self) -> StridedLayout:
+    def measure(self) -> Extent:
         size = self.dtype.itemsize
-        return StridedLayout(tuple(self.shape), tuple([n * size for n in self.strides]))
+        return measure_extent(tuple(self.shape), tuple([n * size for n in self.strides]), size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,18 +205,12 @@ def plan_layouts(
     arrays, out, weights, rows, offsets = layouts
     axes, layout, offset, inverse = plain_args
     spec = build_spec(axes, layout, offset, inverse, 2 * pairs, norm)
-    operands = [
-        InOut(x.in_bytes(), y.in_bytes(), same)
-        for x, y, same in zip(arrays, out, in_place, strict=True)
-    ]
-    angle_rows = [row.in_bytes() for row in rows]
     if is_lookup and not components:
-        angle_rows = [StridedLayout((*shape, 1), (*strides, 0)) for shape, strides in angle_rows]
-    of_offsets = tuple([x.in_bytes() for x in offsets])
-    angles = AngleLayouts(pairs, tuple(angle_rows), is_lookup, components, of_offsets)
-    inputs = [measure_extent(*x.in_bytes(), x.dtype.itemsize) for x in weights + rows + offsets]
+        rows = tuple([_Layout(row.dtype, (*row.shape, 1), (*row.strides, 0)) for row in rows])
+    groups = arrays, weights, rows, offsets, out
+    extents = [tuple([x.measure() for x in xs]) for xs in groups]
+    plan = build_plan(Layouts(in_place, *extents), spec, is_lookup, components)
     first, weight_dtype = arrays[0], NAMES[weights[0].dtype] if weights else None
-    plan = build_plan(operands, angles, spec, first.dtype.itemsize, inputs)
     key = build_kernel_key(NAMES[first.dtype], weight_dtype, first.shape[-1], spec)
     return key._replace(whole=not components, scatters=bool(offsets)), plan
 
