@@ -31,6 +31,7 @@ import a file, or files, without the rest of its package. The versions are pinne
 error, described under [Findings](#findings) with a script that shows it. Differences by design are not wrong.
 [Test your kernel](test_your_kernel.md) describes how to measure your own.
 """
+_PARTS = {"Rotation": (*COLUMNS[:5], "gradient"), "Scaling and precision": COLUMNS[5:-1]}
 _COLUMNS = """
 | column | call | right if |
 |---|---|---|
@@ -64,22 +65,20 @@ def render(results: dict[str, Any]) -> str:
     packages = sorted({row["package"] for row in results.values()})
     dates = ", ".join(sorted({row["date"] for row in results.values()}))
     parts = [_INTRODUCTION.format(rows=len(results), packages=len(packages), dates=dates)]
-    rows = [(row, row["package"], f"`{row['name']}`") for _, row in sorted(results.items())]
-    shown = [(*who, *(_show(c, row["cells"][c]) for c in COLUMNS)) for row, *who in rows]
-    parts += _table("Results", ("package", "function", *COLUMNS), shown)
+    rows = [(row, f"{row['package']} `{row['name']}`") for _, row in sorted(results.items())]
+    for title, columns in _PARTS.items():
+        shown = [(who, *(_show(c, row["cells"][c]) for c in columns)) for row, who in rows]
+        parts += _table(title, ("function", *columns), shown)
     parts += ["\n## Columns\n", _COLUMNS, "\n## Findings\n"]
     findings: dict[str, list[tuple[str, str]]] = {}
     for package, column in list_wrong(results):
         findings.setdefault(FINDINGS[package, column], []).append((package, column))
     for script, where in sorted(findings.items()):
         parts.append(_describe(script, where, results))
-    versions = [
-        (package, row["version"], row["date"], name, row["note"] or " ")
-        for row, package, name in rows
-    ]
-    parts += _table("Versions", ("package", "version", "date", "function", "note"), versions)
-    without = [(*who, *reason) for row, *who in rows for reason in _list_reasons(row["cells"])]
-    parts += _table("Cells without a result", ("package", "function", "columns", "reason"), without)
+    versions = [(who, row["version"], row["note"] or " ") for row, who in rows]
+    parts += _table("Versions", ("function", "version", "note"), versions)
+    without = [(who, *reason) for row, who in rows for reason in _list_reasons(row["cells"])]
+    parts += _table("Cells without a result", ("function", "columns", "reason"), without)
     parts += _table("Packages that were not run", ("package", "reason"), sorted(NOT_RUN.items()))
     return "".join(parts)
 
