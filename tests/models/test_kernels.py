@@ -12,10 +12,11 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 kernels = pytest.importorskip("kernels", reason="kernels is not installed")
 
+from support.exhaustive import exhaustive  # noqa: E402  # needs torch
 from support.patched import LOGITS, TOKENS  # noqa: E402  # needs torch
 from support.small_models import make  # noqa: E402  # needs transformers
 
-from rope_xp.integrations import _recognition  # noqa: E402  # needs torch
+from rope_xp.integrations import _recognition, _replacements  # noqa: E402  # needs torch
 from rope_xp.integrations import kernels as layers  # noqa: E402  # needs kernels
 
 MAPPING = {"rotary_pos_emb": {"cpu": layers.repository()}}
@@ -35,13 +36,18 @@ def small(monkeypatch, name):
 @pytest.fixture
 def rotations(monkeypatch):
     records = []
-    rotate = _recognition.rotate
 
-    def note(rotation, *operands):
-        records.append(f"{rotation.form}, {rotation.layout}")
-        return rotate(rotation, *operands)
+    def note(module, name):
+        run = getattr(module, name)
 
-    monkeypatch.setattr(_recognition, "rotate", note)
+        def noted(rotation, *operands):
+            records.append(f"{rotation.form}, {rotation.layout}")
+            return run(rotation, *operands)
+
+        monkeypatch.setattr(module, name, noted)
+
+    note(_recognition, "rotate")
+    note(_replacements, "_parse")  # of calls that no gradient follows
     monkeypatch.setattr(layers, "_REPLACEMENTS", {})
     return records
 
@@ -53,7 +59,11 @@ def kernelized(model, mode):
 
 @pytest.mark.parametrize(
     ("name", "form"),
-    [("llama", "halves, half"), ("qwen3", "halves, half"), ("gpt_oss", "pairs, half")],
+    [
+        ("llama", "halves, half"),
+        exhaustive("qwen3", "halves, half"),
+        exhaustive("gpt_oss", "pairs, half"),
+    ],
 )
 @pytest.mark.parametrize("mode", ["INFERENCE", "TRAINING"])
 def test_kernelized_model_rotates_by_rope_xp(name, form, mode, rotations, monkeypatch):
@@ -80,6 +90,7 @@ def test_kernelized_function_that_turns_the_other_way_is_left(rotations, monkeyp
     assert not isinstance(known, type(lambda: None))  # it is nanochat's own
 
 
+@pytest.mark.exhaustive
 def test_kernelized_model_compiles(rotations, monkeypatch):
     torch._dynamo.reset()
     model = small(monkeypatch, "llama")
