@@ -85,7 +85,6 @@ def draw_config(path: Path, reading: Reading, requested: int | None = None) -> N
 
 
 def build_report(reading: Reading, requested: int | None = None) -> dict[str, Any]:
-    """Return the report on a configuration, for a context length if one was requested."""
     part, model = reading.part, reading.model
     model_type = part.get("model_type")
     return {
@@ -248,9 +247,7 @@ def _format_fact(value: Any) -> str:
 
 def format_assignment(name: str, rope: RoPE | None) -> str | None:
     """Return the lines ``name = rope_xp.RoPE(...)``, None if its scaling is not rope_xp's."""
-    if rope is None:
-        return f"{name} = None"
-    rule = rope.scaling
+    rule = None if rope is None else rope.scaling
     if rule is not None and getattr(scaling, type(rule).__name__, None) is not type(rule):
         return None
     return f"{name} = {_format_value(rope)}"
