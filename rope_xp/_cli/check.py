@@ -30,13 +30,8 @@ from rope_xp.hf._layer_plan import describe
 from rope_xp.rope import RoPE
 from rope_xp.testing import Identified, Measured, _compare, _open, identify
 
-_FUNCTION_OPTIONS = {
-    "head_dim": 128,
-    "axes": "bhsd",
-    "heads": 2,
-    **dict.fromkeys(("components", "tables", "library", "config")),
-}
-"""Options for a function, and their defaults."""
+_SHAPE_OPTIONS = "axes", "heads", "components"
+_FUNCTION_OPTIONS = "head_dim", *_SHAPE_OPTIONS, "tables", "library", "config"
 _MODEL_OPTIONS = "weights", "strict", "layout"
 
 
@@ -78,12 +73,7 @@ def run(options: argparse.Namespace) -> int:
     if given:
         kind, other = ("model", "function") if is_model else ("function", "model")
         raise RopeError(f"{', '.join(given)}: for a {other}; {options.target} is a {kind}")
-    if is_model:
-        return _check_model(options)
-    for name, default in _FUNCTION_OPTIONS.items():
-        if getattr(options, name) is None:
-            setattr(options, name, default)
-    return _check_function(options)
+    return _check_model(options) if is_model else _check_function(options)
 
 
 def _check_function(options: argparse.Namespace) -> int:
@@ -99,9 +89,10 @@ def _check_function(options: argparse.Namespace) -> int:
         if not isinstance(expected, RoPE):
             labels = f"{options.config} has a RoPE for each of {', '.join(expected)}"
             raise RopeError(f"{labels}; a function can be compared with only one")
-    shape = {name: getattr(options, name) for name in ("axes", "heads", "components")}
+    head_dim = options.head_dim or 128
+    given = {n: getattr(options, n) for n in _SHAPE_OPTIONS if getattr(options, n) is not None}
     try:
-        result = identify(function, options.head_dim, tables=tables, like=like, **shape)
+        result = identify(function, head_dim, tables=tables, like=like, **given)
     except RopeError as error:
         fault = str(error)
         if isinstance(error, _open.CallError):
@@ -116,9 +107,9 @@ def _check_function(options: argparse.Namespace) -> int:
         return 1
     mismatches = []
     if isinstance(expected, RoPE):
-        mismatches = _compare.list_differences(result.rope, expected, options.head_dim)
+        mismatches = _compare.list_differences(result.rope, expected, head_dim)
     if options.plot is not None:
-        dim = result.rope.rotary_dim or options.head_dim
+        dim = result.rope.rotary_dim or head_dim
         nearest = replace(result.rope.for_length(1), rotary_dim=dim, rotary_offset=0)
         measured = replace(nearest, scaling=Measured(result.frequencies))
         ropes = {"nearest scaling": nearest, "measured": measured}

@@ -65,7 +65,8 @@ def print_missing(chosen: list[targets.Target], skipped: list[Skipped]) -> None:
         if names and importlib.util.find_spec(package) is None:
             hint = f"not installed (pip install {package}); {loss}"
             lines.append(f"{package}: {hint}: {', '.join(names)}")
-    terminal.write_lines(lines)
+    for line in lines:
+        terminal.write_folded(line)
 
 
 def run_jobs(jobs: Mapping[str, Callable[[], Row]]) -> tuple[list[Row], list[Skipped]]:

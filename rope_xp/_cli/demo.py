@@ -64,7 +64,8 @@ def run(options: argparse.Namespace) -> int:
     else:
         if rows:
             _print_rows(options.tokens, rows)
-        terminal.write_lines([agreement, *(f"PROBLEM: {text}" for text in problems)])
+        for line in (agreement, *(f"PROBLEM: {text}" for text in problems)):
+            terminal.write_folded(line)
         choice.print_missing(chosen, [s for s in skipped if s.expected])
     return int(bool(problems))
 

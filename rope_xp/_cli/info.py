@@ -20,9 +20,6 @@ from rope_xp._dispatch import find
 from rope_xp._dispatch.choose import VARIABLE
 from rope_xp._rotation import portable
 
-EMPTY: dict[str, Any] = {"version": None, "problem": None, "devices": [], "paths": {}}
-"""What is known of a library that is missing."""
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -58,20 +55,20 @@ def build_report() -> dict[str, Any]:
 
 
 def _describe_library(library: find.Library) -> dict[str, Any]:
+    row: dict[str, Any] = {"version": None, "problem": None, "devices": [], "paths": {}}
     backend = targets.load(library)
     if isinstance(backend, str):
-        return {**EMPTY, "problem": backend}
-    version = versions.find_version(library.name)
+        return {**row, "problem": backend}
+    row["version"] = versions.find_version(library.name)
     devices = targets.list_devices(library)
     if isinstance(devices, str):
-        return {**EMPTY, "version": version, "problem": devices}
-    paths: dict[str, str | None] = {
+        return {**row, "problem": devices}
+    row["paths"] = {
         **dict.fromkeys(library.paths, f"the {library.name} backend did not load it"),
         **{path.name: _find_decline_reason(library, path) for path in backend.paths},
         portable.NAME: None,
     }
-    row = {"version": version, "devices": devices, "paths": paths}
-    return {**EMPTY, **row, "lowest": versions.LOWEST[library.name]}
+    return {**row, "devices": devices, "lowest": versions.LOWEST[library.name]}
 
 
 def _find_decline_reason(library: find.Library, path: Path) -> str | None:

@@ -23,7 +23,7 @@ from rope_xp._cli.weights import isolate
 from rope_xp._core.errors import RopeError
 from rope_xp.hf import _build
 from rope_xp.hf._layer_plan import describe
-from rope_xp.hf._plan import build_plan, group_layers
+from rope_xp.hf._plan import build_plan, group_layers, list_unrotated
 from rope_xp.rope import RoPE
 
 _LEGEND = {
@@ -85,15 +85,15 @@ def draw_config(path: Path, reading: Reading, requested: int | None = None) -> N
 
 
 def build_report(reading: Reading, requested: int | None = None) -> dict[str, Any]:
-    """Return the report on a configuration, for a context length if one was requested."""
-    model_type = reading.part.get("model_type")
+    part, model = reading.part, reading.model
+    model_type = part.get("model_type")
     return {
         "model_type": None if model_type is None else str(model_type),
         "checked": _build.get_row(model_type) is not None,
         "part": reading.path or None,
         "layers": [_describe_layers(layers, requested) for layers in reading.layers],
         "by_default": reading.list_defaults(),
-        "layers_without_rotation": reading.list_unrotated(),
+        "layers_without_rotation": list_unrotated(part, model, count_layers(part, model, "")),
         **_describe_plan(reading),
         "notes": suspicions.find_notes(reading, requested),
         "suspicious": suspicions.find_suspicions(reading),
@@ -247,9 +247,7 @@ def _format_fact(value: Any) -> str:
 
 def format_assignment(name: str, rope: RoPE | None) -> str | None:
     """Return the lines ``name = rope_xp.RoPE(...)``, None if its scaling is not rope_xp's."""
-    if rope is None:
-        return f"{name} = None"
-    rule = rope.scaling
+    rule = None if rope is None else rope.scaling
     if rule is not None and getattr(scaling, type(rule).__name__, None) is not type(rule):
         return None
     return f"{name} = {_format_value(rope)}"

@@ -70,10 +70,6 @@ class Reading:
         sizes = self.model.sizes
         return {k: sizes[k] for k in _list_missing_sizes(self.part, self.model) if k in sizes}
 
-    def list_unrotated(self) -> list[int]:
-        total = count_layers(self.part, self.model, "")
-        return _plan.list_unrotated(self.part, self.model, total)
-
 
 def read_config(config: object, layout: Layout | None = None) -> Reading:
     """Read a configuration; arguments as of :func:`rope_xp.from_hf_config`."""

@@ -11,7 +11,7 @@ import math
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, Any, NoReturn
 
@@ -82,13 +82,8 @@ def write_list(title: str, sentences: Sequence[str]) -> None:
     """Print sentences below a title, one in a line; nothing where there are none."""
     if sentences:
         write("", f"{title}:")
-    write_lines(sentences, "- ")
-
-
-def write_lines(lines: Iterable[str], start: str = "") -> None:
-    """Print folded lines that begin with ``start``."""
-    for line in lines:
-        write_folded(line, start)
+    for sentence in sentences:
+        write_folded(sentence, "- ")
 
 
 def write_folded(text: str, start: str = "", indent: int = 2, file: IO[str] | None = None) -> None:

@@ -204,7 +204,6 @@ def _check_vector(name: str, values: ArrayLike | None, head_dim: int) -> NDArray
 
 
 def _complex_pairs(rope: RoPE, x: NDArray[np.float64]) -> NDArray[np.complex128]:
-    """Return the rotated pairs of a vector as complex numbers."""
     r, offset = fields.slice_of(rope, len(x))
     rotated = x[offset : offset + r]
     first, second = rotated.reshape(2, -1) if rope.layout == "half" else rotated.reshape(-1, 2).T

@@ -133,14 +133,13 @@ def _read_norm(norm: QKNorm, head_dim: int) -> Norm:
     """Return a norm with its weights in host memory."""
     if not isinstance(norm, QKNorm):
         raise TypeError(f"norm must be a rope_xp.QKNorm; got {type(norm).__name__}")
-    weights: dict[str, Floats | None] = {}
-    for name, weight in zip("qk", (norm.q_weight, norm.k_weight), strict=True):
-        weights[name] = host = None if weight is None else read_host(weight)
-        if host is None:
+    scales: dict[str, Floats | float] = {"q": 1.0, "k": 1.0}
+    for name, weight in (("q", norm.q_weight), ("k", norm.k_weight)):
+        if weight is None:
             continue
-        if host.shape != (head_dim,):
-            shape = f"({head_dim},); got {host.shape}"
-            raise RopeError(f"norm.{name}_weight must have shape {shape}")
-        if not (host + norm.offset).all():
+        scales[name] = scale = read_host(weight) + norm.offset
+        if scale.shape != (head_dim,):
+            raise RopeError(f"norm.{name}_weight must have shape ({head_dim},); got {scale.shape}")
+        if not scale.all():
             raise RopeError(f"norm.{name}_weight + offset must not be 0, which no result shows")
-    return Norm(weights, norm.eps, norm.offset)
+    return Norm(scales, norm.eps, norm.offset)

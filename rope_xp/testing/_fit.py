@@ -109,7 +109,6 @@ def _build_series(array: RotatedArray, angles: MeasuredAngles, rotary_dim: int) 
 
 
 def _fit_rounded(series: FrequencySeries) -> Rule | None:
-    """Return base and scaling of frequencies that were rounded."""
     for name, to in _rounding.NARROW.items():
         rule = _rules.find_nearest(series, 2.0**-8 if name == "bfloat16" else 2.0**-10)
         if rule is not None:

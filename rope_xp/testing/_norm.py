@@ -12,23 +12,18 @@ Floats = NDArray[np.float64]
 class Norm(NamedTuple):
     """An RMSNorm of q and k over head_dim."""
 
-    weights: dict[str, Floats | None]  # by the name of the array, without the offset
+    scales: dict[str, Floats | float]  # of q and of k: weights (head_dim,) with the offset, or 1
     eps: float
     offset: float
 
-    def scale(self, name: str, head_dim: int) -> Floats:
-        """Return what components are multiplied by, (head_dim,)."""
-        weight = self.weights[name]
-        return np.ones(head_dim) if weight is None else weight + self.offset
-
     def apply(self, x: Floats, name: str) -> Floats:
-        return divide(x, self.eps) * self.scale(name, x.shape[-1])
+        return divide(x, self.eps) * self.scales[name]
 
     def invert(self, x: Floats, name: str) -> tuple[Floats, Floats | float]:
         """Return what is normalised to a multiple of x, and x over that multiple."""
         if name == "v":
             return x, 1.0
-        before = x / self.scale(name, x.shape[-1])
+        before = x / self.scales[name]
         size = np.sqrt((before**2).mean(axis=-1, keepdims=True) + self.eps)
         return before, size[:, :, None]
 
@@ -41,8 +36,8 @@ def simulate_faults(
     norm: Norm, x: Floats, name: str, turn: Callable[[Floats], Floats], result: Floats
 ) -> Iterator[tuple[str, Floats]]:
     """Yield results of norms that are wrong, with what is wrong; the last has the result's eps."""
-    scale, plain = norm.scale(name, x.shape[-1]), divide(x, norm.eps)
-    other = norm.scale("qk".replace(name, ""), x.shape[-1])
+    scale, other = norm.scales[name], norm.scales["qk".replace(name, "")]
+    plain = divide(x, norm.eps)
     yield f"{name} is not normalised", turn(x)
     yield f"{name} is normalised after the rotation, not before", divide(turn(x), norm.eps) * scale
     yield f"weights of the norm of {name} are missing", turn(plain)

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,13 +113,8 @@ def vectors(layers: Sequence[LayerPlan]) -> Vectors:
     return Vectors(tensors, {**metadata, "kinds": json.dumps(kinds)})
 
 
-class _Case(NamedTuple):
-    name: str
-    positions: NDArray[np.int64]  # (batch, tokens), packed ones (tokens,); components first
-    more: Tensors
-
-
-def _list_cases(components: int) -> Iterator[_Case]:
+def _list_cases(components: int) -> Iterator[tuple[str, NDArray[np.int64], Tensors]]:
+    """Yield name, positions (batch, tokens), packed (tokens,), components first, and the rest."""
     starts = np.array([5, 1000])
     text: dict[str, tuple[NDArray[np.int64], Tensors]] = {
         "prefill": (np.arange(7)[None], {}),
@@ -131,12 +126,12 @@ def _list_cases(components: int) -> Iterator[_Case]:
     }
     for name, (positions, more) in text.items():
         shape = (components, *positions.shape) if components else positions.shape
-        yield _Case(name, np.broadcast_to(positions, shape), more)
+        yield name, np.broadcast_to(positions, shape), more
     if components:  # three tokens of text, two rows of three patches, and two tokens of text
         patches = np.full((components, 6), 3)
         patches[-min(components, 3) :][-2:] += np.divmod(np.arange(6), 3)
         ends = [np.broadcast_to(np.array(line), (components, len(line))) for line in _TEXT]
-        yield _Case("images", np.concatenate([ends[0], patches, ends[1]], axis=1)[:, None], {})
+        yield "images", np.concatenate([ends[0], patches, ends[1]], axis=1)[:, None], {}
 
 
 def _build_kind(name: str, layer: LayerPlan) -> Tensors:
@@ -158,19 +153,20 @@ def _build_kind(name: str, layer: LayerPlan) -> Tensors:
         width = len(range(head_dim)[part]) * (heads[array] if over == "all heads" else 1)
         weight = 1.0 - offset + _make_input((width,), 90 + i) / 4.0
         tensors[f"{array}_weight"] = weight.astype(np.float32)
-    for n, case in enumerate(_list_cases(0 if axes is None else max(axes) + 1)):
-        own: Tensors = {"positions": case.positions, **case.more}
+    components = 0 if axes is None else max(axes) + 1
+    for n, (case, positions, more) in enumerate(_list_cases(components)):
+        own: Tensors = {"positions": positions, **more}
         if layer.temperature is not None:
-            own["query_factors"] = layer.query_factors(case.positions)
+            own["query_factors"] = layer.query_factors(positions)
         turns = np.ones(0)
         if rope is not None:
-            at_length = rope.for_length(int(case.positions.max()) + 1)
+            at_length = rope.for_length(int(positions.max()) + 1)
             own["frequencies"] = at_length.frequencies(head_dim)
-            read = case.positions[None] if axes is None else case.positions[list(axes)]
+            read = positions[None] if axes is None else positions[list(axes)]
             by_pair = np.moveaxis(read, 0, -1)
             turns = factor * np.exp(1j * by_pair * own["frequencies"])
         for i, array in enumerate("qk"):
-            shape = (*case.positions.shape[axes is not None :], heads[array], head_dim)
+            shape = (*positions.shape[axes is not None :], heads[array], head_dim)
             x = _make_input(shape, 2 * n + i)
             own[array] = x.astype(np.float32)
             results = {"rotated": _rotate(x, turns, pairs)}
@@ -187,7 +183,7 @@ def _build_kind(name: str, layer: LayerPlan) -> Tensors:
             own["k_cache"] = _make_input((6, heads["k"], head_dim), 80).astype(np.float32)
             own["k_cache_rotated"] = own["k_cache"].copy()
             own["k_cache_rotated"][own["slots"][0]] = own["k_rotated"][0]
-        tensors |= {f"{case.name}/{key}": x for key, x in own.items()}
+        tensors |= {f"{case}/{key}": x for key, x in own.items()}
     return {f"{name}/{key}": x for key, x in tensors.items()}
 
 

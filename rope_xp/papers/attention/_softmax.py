@@ -98,11 +98,10 @@ def attention(
     arrays = _heads.check_arrays(q=q, k=k, v=v)
     backend, xp = arrays.backend, arrays.backend.xp
     (rows, heads), columns = arrays.q.shape[-3:-1], arrays.k.shape[-3]
+    logits = _scaled_products(arrays, rope, positions, k_positions, scale)
     if mask is not None:
         shape = (*arrays.q.shape[:-3], heads, rows, columns)
         _heads.check_mask(arrays, mask, shape, "(batch..., heads, tokens, k tokens)")
-    logits = _scaled_products(arrays, rope, positions, k_positions, scale)
-    if mask is not None:
         logits = _heads.keep(xp, mask, logits, -math.inf)
     if causal:
         earlier = _heads.causal_mask(backend, logits, rows, columns)
@@ -156,13 +155,12 @@ def global_pointer(
     """
     arrays = _heads.check_arrays(q=q, k=k, same_tokens=True)
     backend, xp, tokens = arrays.backend, arrays.backend.xp, arrays.q.shape[-3]
-    shape = tuple(arrays.q.shape[:-2])
-    if mask is not None:
-        _heads.check_mask(arrays, mask, shape, "(batch..., tokens)")
     factor = 1.0 / math.sqrt(arrays.q.shape[-1]) if scale else 1.0  # without rope.softmax_scale
     logits = _scaled_products(arrays, rope, positions, None, factor)
     no_span = -65504.0 if backend.dtype_name(q) == "float16" else -1e12
     if mask is not None:
+        shape = tuple(arrays.q.shape[:-2])
+        _heads.check_mask(arrays, mask, shape, "(batch..., tokens)")
         real = xp.broadcast_to(mask, shape)
         both = real[..., None, :, None] & real[..., None, None, :]
         logits = _heads.keep(xp, both, logits, no_span)

@@ -23,10 +23,9 @@ def flash_attn(kernel: Function, rope: RoPE, head_dim: int) -> Function:
 
     def rotate(x: Array, starts: Array, bounds: Array | None) -> Array:
         options = {"interleaved": rope.layout == "interleaved", "seqlen_offsets": starts}
-        if bounds is None:
-            return kernel(x, *tables(x), **options)
-        longest = int(bounds.diff().max())
-        return kernel(x, *tables(x), **options, cu_seqlens=bounds, max_seqlen=longest)
+        if bounds is not None:
+            options |= {"cu_seqlens": bounds, "max_seqlen": int(bounds.diff().max())}
+        return kernel(x, *tables(x), **options)
 
     return _adapt_sequences(kernel, rope, rotate)
 
@@ -57,12 +56,11 @@ def transformer_engine(kernel: Function, rope: RoPE, head_dim: int) -> Function:
     tables = get_tables(rope, head_dim, "megatron")
 
     def rotate(x: Array, starts: Array, bounds: Array | None) -> Array:
-        form = {"tensor_format": "bshd"}
-        form |= {} if bounds is None else {"tensor_format": "thd", "cu_seqlens": bounds}
-        interleaved = rope.layout == "interleaved"
-        return kernel(
-            x, *tables(x.float()), start_positions=starts, interleaved=interleaved, **form
-        )
+        options = {"interleaved": rope.layout == "interleaved", "start_positions": starts}
+        options["tensor_format"] = "bshd" if bounds is None else "thd"
+        if bounds is not None:
+            options["cu_seqlens"] = bounds
+        return kernel(x, *tables(x.float()), **options)
 
     return _adapt_sequences(kernel, rope, rotate)
 
