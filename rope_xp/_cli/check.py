@@ -89,7 +89,7 @@ def _check_function(options: argparse.Namespace) -> int:
         if not isinstance(expected, RoPE):
             labels = f"{options.config} has a RoPE for each of {', '.join(expected)}"
             raise RopeError(f"{labels}; a function can be compared with only one")
-    head_dim = options.head_dim or 128
+    head_dim = 128 if options.head_dim is None else options.head_dim
     given = {n: getattr(options, n) for n in _SHAPE_OPTIONS if getattr(options, n) is not None}
     try:
         result = identify(function, head_dim, tables=tables, like=like, **given)
