@@ -24,7 +24,7 @@ def apply_frequencies(
 ) -> Call:
     """Return the call that rotates q and k by the products of positions and frequencies."""
     fields.check_layout(layout)
-    backend, where, *doubles = parse.check_pair(q, k, axes)
+    backend, where, doubles = parse.check_arrays((q, k), axes)
     frequencies = _check_frequencies(backend, q, frequencies)
     shape = tuple(frequencies.shape)
     slice_ = fields.resolve_slice(q.shape[-1], 2 * shape[-1], 0, None)
@@ -131,6 +131,5 @@ def _build_terms(
             products.Multiplier(*(place_frequencies(part, c) for part in factor))
             for factor in factors
         ]
-        variables = products.Variable(p, constant_p), products.Variable(f, constant_f)
-        terms.append(products.Term(position, multipliers, *variables))
+        terms.append(products.Term(position, multipliers, p, constant_p, f, constant_f))
     return terms

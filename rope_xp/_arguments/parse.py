@@ -59,23 +59,20 @@ def read_operand(
     return owner, values
 
 
-def check_array(x: Array, axes: str | None, argument: str = "x") -> tuple[Backend, Axes, bool]:
-    """Return the backend and axes of x, and whether it is of float64."""
-    backend = find.require_backend(x, argument)
-    double = checks.check_float(backend, argument, x) == "float64"
-    return backend, parse_axes(axes, len(x.shape), argument), double
-
-
-def check_pair(
-    q: Array, k: Array, axes: str | None, *, has_k_positions: bool = False
-) -> tuple[Backend, Axes, bool, bool]:
-    """Return the backend and axes of q and k, and whether each is of float64."""
-    backend, where, double = check_array(q, axes, "q")
-    checks.check_library(backend, "q", q, "k", k)
-    k_double = checks.check_float(backend, "k", k) == "float64"
-    check_fit(where, "k", len(k.shape))
-    checks.check_pair_shapes(where, q.shape, k.shape, has_k_positions)
-    return backend, where, double, k_double
+def check_arrays(
+    arrays: tuple[Array, ...], axes: str | None, *, has_k_positions: bool = False
+) -> tuple[Backend, Axes, list[bool]]:
+    """Return the backend and axes of x, or of q and k, and whether each is of float64."""
+    x, name = arrays[0], "x" if len(arrays) == 1 else "q"
+    backend = find.require_backend(x, name)
+    doubles = [checks.check_float(backend, name, x) == "float64"]
+    where = parse_axes(axes, len(x.shape), name)
+    for k in arrays[1:]:
+        checks.check_library(backend, "q", x, "k", k)
+        doubles.append(checks.check_float(backend, "k", k) == "float64")
+        check_fit(where, "k", len(k.shape))
+        checks.check_pair_shapes(where, x.shape, k.shape, has_k_positions)
+    return backend, where, doubles
 
 
 def rotate(
@@ -90,10 +87,7 @@ def rotate(
 ) -> Call:
     """Return the call that rotates x, or q and k."""
     x, y, has_k_positions = arrays[0], arrays[-1], k_positions is not None
-    if len(arrays) == 1:
-        backend, where, *doubles = check_array(x, axes)
-    else:
-        backend, where, *doubles = check_pair(x, y, axes, has_k_positions=has_k_positions)
+    backend, where, doubles = check_arrays(arrays, axes, has_k_positions=has_k_positions)
     slice_ = slice_of(rope, x.shape[-1])
     table_key = TableKey(rope, x.shape[-1], inverse, doubles[0])
     angles = [_lookup(backend, table_key, x, where, positions, "positions")]
@@ -112,7 +106,7 @@ def rerotate(
     rope: Rope, to: Rope, x: Array, old_positions: Any, new_positions: Any, axes: Any, out: Any
 ) -> Call:
     """Return the call that composes the inverse of one rotation with another."""
-    backend, where, double = check_array(x, axes)
+    backend, where, (double,) = check_arrays((x,), axes)
     head_dim = x.shape[-1]
     # x lies in the layout that the rotation wrote.
     layouts: list[Layout] = [

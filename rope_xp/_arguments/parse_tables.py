@@ -36,14 +36,14 @@ def apply_tables(
     """Return the call that rotates x by the caller's tables."""
     fields.check_layout(layout)
     rotary_offset = numbers.check_int("rotary_offset", rotary_offset)
-    backend, where, double = parse.check_array(x, axes)
+    backend, where, doubles = parse.check_arrays((x,), axes)
     if not backend.is_compiling():
         check_one_per_pair(cos, sin)
-    tables = _read_tables(backend, {"x": x}, where, GivenTables(cos, sin), double)
+    tables = _read_tables(backend, {"x": x}, where, GivenTables(cos, sin), doubles[0])
     slice_ = resolve_slice(x.shape[-1], 2 * tables[0].shape[-1], rotary_offset, None)
     spec = RotationSpec(where, layout, *slice_, inverse)
     out = check_out(backend, (x,), out, zip(("cos", "sin"), tables, strict=True))
-    return Call(backend, (x,), cast_tables(backend, tables, (double,)), out, spec)
+    return Call(backend, (x,), cast_tables(backend, tables, doubles), out, spec)
 
 
 def compute_cos_sin(angles: Any, argument: str) -> GivenTables:
@@ -68,7 +68,8 @@ def apply_angles(
     """Return the call that rotates q and k by cos and sin of angles."""
     fields.check_layout(layout)
     rotary_offset = numbers.check_int("rotary_offset", rotary_offset)
-    backend, where, *doubles = parse.check_pair(q, k, axes, has_k_positions=k_tables is not None)
+    has_k_positions = k_tables is not None
+    backend, where, doubles = parse.check_arrays((q, k), axes, has_k_positions=has_k_positions)
     names, k_names = ("angles", "angles"), ("k_angles", "k_angles")
     if k_tables is None:
         tables = _read_tables(backend, {"q": q, "k": k}, where, tables, any(doubles), names)
@@ -101,10 +102,7 @@ def rotate(
 ) -> Call:
     """Return the call that rotates x, or q and k, by the tables of Angles."""
     x, name = arrays[0], "x" if len(arrays) == 1 else "q"
-    if len(arrays) == 1:
-        backend, where, *doubles = parse.check_array(x, axes)
-    else:
-        backend, where, *doubles = parse.check_pair(x, arrays[1], axes)
+    backend, where, doubles = parse.check_arrays(arrays, axes)
     operands = dict(zip((name, "k"), arrays, strict=False))
     tables = _read_tables(backend, operands, where, GivenTables(cos, sin), any(doubles))
     r, offset = slice_of(rope, x.shape[-1])

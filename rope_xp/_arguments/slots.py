@@ -38,7 +38,7 @@ def move_slots(
     cache: Array, slots: Any, axes: str | None, out: Any, move: Callable[[Array], Array]
 ) -> Array:
     """Return the cache with moved keys in these slots, written to ``out`` if there is one."""
-    backend, where, _ = parse.check_array(cache, axes)
+    backend, where, _ = parse.check_arrays((cache,), axes)
     axis = where.tokens
     _check_takes_slots(backend)
     slots, on_host = _check_slots(backend, cache, slots, cache.shape[axis])
@@ -74,7 +74,7 @@ def rotate_into_slots(
     found = None if described is None else find_slots(described, q, k, slots, out)
     if found is not None:
         return write_few(q, k, out, *found, rotate)
-    backend, where, *_ = parse.check_pair(q, k, axes, has_k_positions=True)
+    backend, where, _ = parse.check_arrays((q, k), axes, has_k_positions=True)
     _check_takes_slots(backend)
     if slots is None:
         raise TypeError("cache_axes= names the axes of a cache, and needs slots= too")

@@ -167,20 +167,16 @@ def _split_integer(x: Any, bits: int, count: int) -> tuple[list[Any], Any]:
     return digits, x
 
 
-class Variable(NamedTuple):
-    """A number that derivatives follow, and the same as a constant."""
-
-    value: Array
-    constant: Array
-
-
 class Term(NamedTuple):
     """The product of one component of positions and its frequencies; all arrays broadcast."""
 
     position: PositionDigits
     multipliers: list[Multiplier]
-    p: Variable
-    f: Variable
+    p: Array
+    constant_p: Array
+    """p, which derivatives do not follow."""
+    f: Array
+    constant_f: Array
 
 
 def cos_sin(library: ArrayLibrary, terms: Sequence[Term], double: bool) -> tuple[Array, Array]:
@@ -189,22 +185,22 @@ def cos_sin(library: ArrayLibrary, terms: Sequence[Term], double: bool) -> tuple
     exact: Array = 0.0
     rounded: Array = 0.0
     zero: Array = 0.0
-    for position, multipliers, _, f in terms:
+    for position, multipliers, *_, constant_f in terms:
         for digit, (a, b) in zip(position.digits, multipliers, strict=True):
             exact = exact + _take_fraction(xp, digit * a)
             rounded = rounded + digit * b
         if position.rest is not None:
-            rounded = rounded + position.rest * (f.constant * (1 / math.tau))
+            rounded = rounded + position.rest * (constant_f * (1 / math.tau))
     quarters = xp.round((exact + rounded) * 4.0)
     fraction = (exact - quarters * 0.25) + rounded
     quarters = quarters - 4.0 * xp.floor(quarters * 0.25)  # fit int32
     series = fractions.DOUBLE if double else fractions.SINGLE
     cosm1, sin = fractions.small_cosm1_sin(fraction * math.tau, series)
     cos, sin, _ = fractions.add_quarters(xp, 1.0 + cosm1, sin, quarters)
-    if all(p.value is p.constant and f.value is f.constant for *_, p, f in terms):
+    if all(t.p is t.constant_p and t.f is t.constant_f for t in terms):
         return cos, sin
-    for *_, p, f in terms:
-        zero = zero + ((p.value - p.constant) * f.value + p.constant * (f.value - f.constant))
+    for _, _, p, constant_p, f, constant_f in terms:
+        zero = zero + ((p - constant_p) * f + constant_p * (f - constant_f))
     cos_e, sin_e = xp.cos(zero), xp.sin(zero)
     return cos * cos_e - sin * sin_e, sin * cos_e + cos * sin_e
 

@@ -7,7 +7,7 @@ it on the CPU, from the same source.
 from collections.abc import Callable
 from dataclasses import replace
 from operator import is_not
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from rope_xp._core.call import Call, CosSin, get_interleaved
 from rope_xp._core.memory import Memory, StridedLayout, alignment
@@ -16,7 +16,7 @@ from rope_xp._dispatch.backend import Backend
 from rope_xp._dispatch.kernels import decline_norm
 from rope_xp._rotation import portable
 
-from .cuda_plan import COMPONENTS, COS_SIN, TABLE_LOOKUP, THREADS, CudaJob, CudaLaunch, plan_steps
+from .cuda_plan import COMPONENTS, COS_SIN, TABLE_LOOKUP, THREADS, CudaLaunch, plan_steps
 
 Arrays: TypeAlias = tuple[Array, ...]
 Contiguous: TypeAlias = Callable[[Array], Array]
@@ -93,45 +93,38 @@ def _memory(backend: Backend, x: Array) -> Memory:
     return backend.memory(x)  # type: ignore[return-value]  # decline_reason refuses None
 
 
-class _AngleMemory(NamedTuple):
-    source: int
-    arrays: Arrays
-    """Positions, or cos and sin; none for implicit positions."""
-    memories: tuple[Memory, ...]
-    tables: tuple[int, ...]
-    """Pointers of digit tables and components; 0 for those that are absent."""
-
-
-def _locate_angles(call: Call, contiguous: Contiguous) -> _AngleMemory:
-    backend = call.backend
+def _locate_angles(
+    call: Call, contiguous: Contiguous
+) -> tuple[int, Arrays, tuple[Array | None, ...]]:
+    """Return the source of angles, positions or cos and sin, and the digit tables."""
     angles = portable.for_kernel(call, call.angles[0], on_gpu=True)
+    tables: tuple[Array | None, ...] = (None,) * 4
     if isinstance(angles, CosSin):
-        kind, arrays, tables = COS_SIN, [angles.cos, angles.sin], (None,) * 4
+        source, arrays = COS_SIN, [angles.cos, angles.sin]
     else:
-        kind, arrays = TABLE_LOOKUP, [] if angles.whole is None else [angles.whole]
-        digits = angles.tables
-        tables = (digits.low, digits.middle, digits.high, digits.component)
+        source, arrays = TABLE_LOOKUP, [] if angles.whole is None else [angles.whole]
+        low, middle, high, _, component = angles.tables
+        tables = low, middle, high, component
         if arrays and angles.components == 1:  # an axis of one component, as good as none
             arrays = [arrays[0][0, ...]]
         elif arrays and angles.components:
-            kind = COMPONENTS
-    for i, memory in enumerate([_memory(backend, x) for x in arrays]):
-        contiguous_rows = kind != COS_SIN or _has_contiguous_rows(memory)
+            source = COMPONENTS
+    for i, x in enumerate(arrays):
+        memory = _memory(call.backend, x)
+        contiguous_rows = source != COS_SIN or _has_contiguous_rows(memory)
         if not (contiguous_rows and _has_aligned_elements(memory)):
-            arrays[i] = contiguous(arrays[i])
-    memories = tuple([_memory(backend, x) for x in arrays])
-    pointers = tuple([0 if x is None else _memory(backend, x).pointer for x in tables])
-    return _AngleMemory(kind, tuple(arrays), memories, pointers)
+            arrays[i] = contiguous(x)
+    return source, tuple(arrays), tables
 
 
 def _launch_part(call: Call, contiguous: Contiguous) -> list[CudaLaunch]:
     """Return the launches of arrays of one dtype, which share their angles."""
     backend, spec, arrays, outs = call.backend, call.spec, call.arrays, call.out or ()
-    angles = _locate_angles(call, contiguous)
+    source, angles, tables = _locate_angles(call, contiguous)
     interleaved_in, interleaved_out = get_interleaved(spec)
-    pinned, n = angles.arrays, len(arrays)
+    pinned, n = angles, len(arrays)
     memories = [_memory(backend, x) for x in (*arrays, *outs)]
-    norm, weights = spec.norm, [_memory(backend, w).pointer for w in _list_weights(call)]
+    angle_memories = [_memory(backend, x) for x in angles]
     in_place = tuple(memories[i].pointer == memories[n + i].pointer for i in range(n))
     # One block must have all threads of a head, which wait for each other there.
     copied = 0 if all(in_place) else arrays[0].shape[-1] - spec.rotary_dim
@@ -141,28 +134,28 @@ def _launch_part(call: Call, contiguous: Contiguous) -> list[CudaLaunch]:
         pinned += arrays
         in_place = (False,) * n
         memories[:n] = [_memory(backend, x) for x in arrays]
-    aligned, angles_aligned = (
-        alignment(*weights, *(x.pointer for x in group)) for group in (memories, angles.memories)
-    )
-    job = CudaJob(
-        backend.dtype_name(arrays[0]),
-        spec,
+    weights = [_memory(backend, weight).pointer for weight in _list_weights(call)]
+    steps = plan_steps(
+        _list_layouts(memories),
         in_place,
-        angles.source,
-        any(memory.itemsize == 8 for memory in angles.memories),
-        aligned,
-        angles_aligned if angles.source == COS_SIN else 0,
-        () if norm is None else (1 / spec.rotary_dim, norm.eps, norm.weight_offset),
+        alignment(*weights, *(x.pointer for x in memories)),
+        backend.dtype_name(arrays[0]),
+        source,
+        _list_layouts(angle_memories),
+        alignment(*(x.pointer for x in angle_memories)),
+        any(x.itemsize == 8 for x in angle_memories),
+        spec,
     )
-    layouts, angle_layouts = (
-        tuple([StridedLayout(memory.shape, memory.strides) for memory in group])
-        for group in (memories, angles.memories)
-    )
+    pointers = read_addresses(backend, arrays, outs, angles)
+    pointers += [0 if x is None else _memory(backend, x).pointer for x in tables]
     launches = []
-    for step in plan_steps(job, layouts, angle_layouts):
+    for step in steps:
         params = step.params.copy()
-        params[:ADDRESSES] += read_addresses(backend, arrays, outs, angles.arrays)
-        params[ADDRESSES : ADDRESSES + len(angles.tables)] += angles.tables
+        params[: len(pointers)] += pointers
         params[-5:-3] += [*weights, 0, 0][:2]
         launches.append(step._replace(params=params, pinned=pinned))
     return launches
+
+
+def _list_layouts(memories: list[Memory]) -> tuple[StridedLayout, ...]:
+    return tuple([StridedLayout(memory.shape, memory.strides) for memory in memories])

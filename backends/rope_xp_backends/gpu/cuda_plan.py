@@ -54,21 +54,6 @@ class CudaKey(NamedTuple):
         return f"rotate<{TYPES[self.dtype]}, {', '.join(numbers)}>"
 
 
-class CudaJob(NamedTuple):
-    """What a plan depends on besides the layouts of arrays of one dtype."""
-
-    dtype: str
-    spec: RotationSpec
-    in_place: tuple[bool, ...]
-    source: int
-    long_positions: bool
-    alignment: int
-    """Of the pointers of q, k and their results, in bytes."""
-    angles_alignment: int
-    norm: tuple[float, ...]
-    """1 / rotary_dim, eps and the offset of weights; nothing without a norm."""
-
-
 class CudaLaunch(NamedTuple):
     """One launch of a kernel."""
 
@@ -83,28 +68,36 @@ class CudaLaunch(NamedTuple):
 
 @cached(256)
 def plan_steps(
-    job: CudaJob, arrays: tuple[StridedLayout, ...], angles: tuple[StridedLayout, ...]
+    arrays: tuple[StridedLayout, ...],
+    in_place: tuple[bool, ...],
+    address_alignment: int,
+    dtype: str,
+    source: int,
+    angles: tuple[StridedLayout, ...],
+    angles_alignment: int,
+    long_positions: bool,
+    spec: RotationSpec,
 ) -> tuple[CudaLaunch, ...]:
     """Return the launches that rotate one array or two, given as inputs and then results.
 
     Angles are positions, (components, batch..., tokens) if there are several, or cos and sin;
-    none for implicit positions.
+    none for implicit positions. Alignments are those of pointers, in bytes.
     """
-    spec, size = job.spec, FLOATS[job.dtype]
+    size = FLOATS[dtype]
     # Components are the first axis of positions, pairs the last of cosines and sines.
-    row_axes = slice(int(job.source == COMPONENTS), -1 if job.source == COS_SIN else None)
+    row_axes = slice(int(source == COMPONENTS), -1 if source == COS_SIN else None)
     angle_layouts = [StridedLayout(a.shape[row_axes], a.strides[row_axes]) for a in angles]
-    layout = collapse_operands(spec, arrays, angle_layouts, job.in_place)
+    layout = collapse_operands(spec, arrays, angle_layouts, in_place)
     rows, heads = _order_rows(layout, implicit=not angles), layout.heads
     if sum(heads) == 0 or any(row.length == 0 for row in rows):
         return ()
     pairs, head_dim = spec.rotary_dim // 2, arrays[0].shape[-1]
     before, rotated = spec.rotary_offset * size, spec.rotary_dim * size
-    aligned = alignment(job.alignment, before, *chain(*layout.strides()))
+    aligned = alignment(address_alignment, before, *chain(*layout.strides()))
     if layout.copies:
         aligned = alignment(aligned, head_dim * size)
-    angles_aligned = alignment(job.angles_alignment, *(s for row in rows for s in row.steps[4:6]))
-    access, pairs_a_thread = _choose_access(job, size, pairs, aligned, angles_aligned)
+    angles_aligned = alignment(angles_alignment, *(s for row in rows for s in row.steps[4:6]))
+    access, pairs_a_thread = _choose_access(spec, source, size, pairs, aligned, angles_aligned)
     rotating = pairs // pairs_a_thread
     lanes = rotating + ((head_dim * size - rotated) // access if layout.copies else 0)
     no_axis = CollapsedDim(1, (0,) * 7)
@@ -112,8 +105,10 @@ def plan_steps(
     # As the kernel: accesses of a head, of which a thread has four in flight.
     at_once = 4 // (2 * pairs_a_thread * size // access)
     grid, block = _choose_grid(lanes, sum(heads), at_once, inner.length, outer.length)
-    flags, norm = (any(job.in_place), job.norm != ()), np.array(job.norm or (0.0,) * 3)
-    key = CudaKey(job.dtype, *get_interleaved(spec), access, job.source, *flags)
+    norm = spec.norm and (1 / spec.rotary_dim, spec.norm.eps, spec.norm.weight_offset)
+    bits_of_norm = np.array(norm or (0.0,) * 3).view(np.int64)
+    flags = any(in_place), norm is not None
+    key = CudaKey(dtype, *get_interleaved(spec), access, source, *flags)
     launches = []
     for index in product(*(range(row.length) for row in rest)):
         offsets = [0] * 7
@@ -122,10 +117,10 @@ def plan_steps(
         numbers = (
             *(outer.length, inner.length, *outer.steps, *inner.steps),
             *(heads[0], sum(heads), *_pad_for_k(layout.head_strides)),
-            *(angles[0].strides[0] if job.source == COMPONENTS else 0, offsets[6]),
-            *(pairs, before, rotated, rotating, lanes, job.long_positions, spec.inverse),
+            *(angles[0].strides[0] if source == COMPONENTS else 0, offsets[6]),
+            *(pairs, before, rotated, rotating, lanes, long_positions, spec.inverse),
         )
-        params = (*offsets[:6], *(0,) * (POINTERS - 6), *numbers, 0, 0, *norm.view(np.int64))
+        params = (*offsets[:6], *(0,) * (POINTERS - 6), *numbers, 0, 0, *bits_of_norm)
         launches.append(CudaLaunch(key, grid, block, np.array(params, np.int64)))
     return tuple(launches)
 
@@ -145,17 +140,17 @@ def _pad_for_k(numbers: Ints) -> Ints:
 
 
 def _choose_access(
-    job: CudaJob, size: int, pairs: int, aligned: int, angles_aligned: int
+    spec: RotationSpec, source: int, size: int, pairs: int, aligned: int, angles_aligned: int
 ) -> tuple[int, int]:
     """Return the bytes of a load or store, and the pairs of a thread."""
-    both = all(get_interleaved(job.spec))
+    both = all(get_interleaved(spec))
     access = ACCESS
     while True:
         count = access // size
         if both and count > 1:
             count //= 2
         # cos and sin are read by up to 16 bytes too; digit tables are as well aligned as rows.
-        angles = min(count * max(size, 4), ACCESS) if job.source == COS_SIN else 1
+        angles = min(count * max(size, 4), ACCESS) if source == COS_SIN else 1
         if access == size or not (aligned % access or pairs % count or angles_aligned % angles):
             return access, count
         access //= 2
