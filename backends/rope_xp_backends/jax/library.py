@@ -10,17 +10,16 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from rope_xp._arguments.positions import read_rows
+from rope_xp._core.caches import cached
 from rope_xp._core.call import UNKNOWN, TableLookup
 from rope_xp._core.errors import RopeError
 from rope_xp._core.tables import DigitTables, TableKey
 from rope_xp._dispatch.backend import Backend
-from rope_xp._rotation.angles import cos_sin
 from rope_xp._rotation.tables import host_tables
 
 Arrays = tuple[jax.Array, ...]
 _FLOAT32_MIN = float(np.finfo(np.float32).min)
 _INTEGERS = (np.dtype(np.int32), np.dtype(np.int64))
-_cos_sin = jax.jit(cos_sin, static_argnums=0)
 
 
 class Jax(Backend):
@@ -132,7 +131,7 @@ class Jax(Backend):
 
     def cos_sin(self, lookup: TableLookup) -> tuple[jax.Array, jax.Array]:
         """Compile the lookup: eager, its thirty operations take a hundred times as long."""
-        return _cos_sin(self, lookup)  # type: ignore[no-any-return]  # jit has no types
+        return _compiled(self)(lookup)
 
     def has_float64(self, x: jax.Array) -> bool:
         """Return whether jax_enable_x64 is set."""
@@ -157,3 +156,8 @@ class Jax(Backend):
         # Tracers of another trace in progress must not get into the cache.
         with jax.ensure_compile_time_eval():
             return super().tables(table_key, like)
+
+
+@cached(8)
+def _compiled(library: Jax) -> Callable[[TableLookup], tuple[jax.Array, jax.Array]]:
+    return jax.jit(super(Jax, library).cos_sin)
