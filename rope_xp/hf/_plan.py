@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rope_xp._core import numbers
-from rope_xp._core.errors import RopeConfigError
+from rope_xp._core.errors import RopeConfigError, rewording
 from rope_xp._core.typing import Layout
 from rope_xp.hf import _build, _keys, _limits
 from rope_xp.hf._keys import FLAT, Model, Part
@@ -66,10 +66,9 @@ def build_plan(part: Part, layout: Layout | None) -> tuple[LayerPlan, ...]:
         if "layer" in key and isinstance(value, int):
             _limits.check_number(key, value, _limits.LAYERS)
     content = {k: v for k, v in part.items() if k not in ("num_labels", "id2label", "label2id")}
-    try:
+    unread = "transformers cannot read the configuration: "
+    with rewording(Exception, unread, into=RopeConfigError):  # its classes have errors of their own
         filled = config_class.from_dict(copy.deepcopy(content)).to_dict()
-    except Exception as error:  # its classes have errors of their own
-        raise RopeConfigError(f"transformers cannot read the configuration: {error}") from error
     return _build_layers(filled, layout, is_filled=True)
 
 

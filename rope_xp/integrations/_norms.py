@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from rope_xp._core.caches import cached
-from rope_xp._core.errors import RopeError
+from rope_xp._core.errors import RopeError, rewording
 from rope_xp.integrations import _classes, _formats, _methods, _rotary
 from rope_xp.norm import QKNorm
 
@@ -76,12 +76,10 @@ def find_norms(model: torch.nn.Module, includes: Callable[..., Any]) -> dict[str
     for path in names:
         norm, parent = modules[path], modules[path.rpartition(".")[0]]
         if includes(path, parent):
-            try:
+            what = f"cannot fuse {path} ({type(norm).__name__}) with the rotation: "
+            with rewording(_rotary.FAILURES, what, "; use norm=False"):
                 _methods.check_order(type(parent), _NAME)
                 norms[path] = load_norm(type(norm), *_read_norm(parent, norm))
-            except _rotary.FAILURES as error:
-                msg = f"cannot fuse {path} ({type(norm).__name__}) with the rotation: {error}"
-                raise RopeError(f"{msg}; use norm=False") from error
     if not norms:
         reason = "no layer normalizes q and k before rotating them"
         if names:

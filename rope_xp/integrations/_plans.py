@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from rope_xp._core.caches import cached
-from rope_xp._core.errors import RopeError
+from rope_xp._core.errors import RopeError, rewording
 from rope_xp.integrations import _classes, _formats, _rotary
 from rope_xp.integrations._formats import Format
 from rope_xp.rope import RoPE
@@ -112,15 +112,13 @@ def build_plans(
 
     The model has so many rotary modules.
     """
-    try:
+    where = f"{name or 'the model'} ({type(module).__name__})"
+    advice = "; parts of the model without it can be patched alone" if modules > 1 else ""
+    with rewording(RopeError, f"cannot patch {where}: ", advice):
         return {
             label: _build_plan(module, label, buffer, options)
             for label, buffer in _rotary.frequency_buffers(module).items()
         }
-    except RopeError as error:
-        where = f"{name or 'the model'} ({type(module).__name__})"
-        advice = "; parts of the model without it can be patched alone" if modules > 1 else ""
-        raise RopeError(f"cannot patch {where}: {error}{advice}") from error
 
 
 def _build_plan(
@@ -182,10 +180,8 @@ def _fit(
 
     def compute(dtype: torch.dtype) -> Any:
         x, named = torch.zeros(1, dtype=dtype), _rotary.label_argument(label)
-        try:
+        with rewording(_rotary.FAILURES, f"its forward fails for {_TOKENS} positions on CPU: "):
             return type(module).forward(fresh, x, positions, **named)
-        except _rotary.FAILURES as error:
-            raise RopeError(f"its forward fails for {_TOKENS} positions on CPU: {error}") from error
 
     pairs, theirs = _rotary.rotated_pairs(rope, size), compute(torch.float32)
     ropes = [rope]

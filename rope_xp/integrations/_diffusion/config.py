@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rope_xp import positions
-from rope_xp._core.errors import RopeConfigError, RopeError
+from rope_xp._core.errors import RopeConfigError, RopeError, rewording
 from rope_xp._core.typing import Array, Device, Namespace
 from rope_xp.hf import _files
 from rope_xp.integrations._diffusion.grids import Grid
@@ -137,10 +137,9 @@ def from_config(config: object) -> RotaryConfig:
     if name not in MODELS:
         known = ", ".join(sorted(MODELS))
         raise RopeConfigError(f"_class_name {name!r} is unknown or does not rotate; known: {known}")
-    try:
+    invalid = TypeError, ValueError, KeyError, ArithmeticError
+    with rewording(invalid, f"config of {name}: ", into=RopeConfigError):
         rope = _build_rope(MODELS[name], values)
-    except (RopeError, TypeError, ValueError, KeyError, ArithmeticError) as error:
-        raise RopeConfigError(f"config of {name}: {error}") from error
     return RotaryConfig(rope, Positions(name, values))
 
 

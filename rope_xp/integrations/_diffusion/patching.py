@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from rope_xp._core.caches import cached
-from rope_xp._core.errors import RopeConfigError, RopeError
+from rope_xp._core.errors import RopeConfigError, RopeError, rewording
 from rope_xp.integrations import _classes, _formats, _methods, _norms
 from rope_xp.integrations._diffusion import rotations
 from rope_xp.integrations._diffusion.config import RotaryConfig, from_config
@@ -26,10 +26,8 @@ def patch(model: torch.nn.Module, norm: bool) -> None:
     name = type(model).__name__
     parts = dict(_iterate_parts(model))
     _classes.check_unpatched(parts.values())
-    try:
+    with rewording((RopeConfigError, TypeError), f"cannot patch {name}: "):
         config = None if name in OWN_TABLES else from_config(model)
-    except (RopeConfigError, TypeError) as error:
-        raise RopeError(f"cannot patch {name}: {error}") from error
     rotary = {
         path: part
         for path, part in parts.items()
