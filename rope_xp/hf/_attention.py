@@ -36,21 +36,6 @@ class IndexerRow:
     modes: str = ""  # a key that lists "shared" for layers that have none
 
 
-@dataclass(frozen=True)
-class Attention:
-    """The part of a row that only :func:`rope_xp.plan` reads."""
-
-    norms: tuple[NormRow, ...] = ()  # the first whose condition holds
-    softmax: Callable[[Need, int], float] = lambda _, head_dim: head_dim**-0.5
-    indexer: IndexerRow | None = None
-    kinds_key: str = ""  # the key that says which layers have attention, of types where not all do
-    needs: tuple[str, ...] = ()  # other keys that must not be missing
-    per_layer: int = 1  # how often a layer has attention
-    sliding_kv_factor: int = 1  # of the heads of k in layers with a sliding window
-    has_temperature: bool = False  # whether layers without positions scale q by position
-    obstacle: str = ""  # why there is no plan
-
-
 _ALL_HEADS, _LAYER, _AFTER = {"over": "all heads"}, {"kind": "layer"}, {"after_rotation": True}
 _NO_WEIGHT: Mapping[str, Any] = {"weighted": ()}
 
@@ -127,11 +112,9 @@ _TABLES: dict[str, Mapping[str, Any]] = {
     "has_temperature": {"llama4": True},
     "obstacle": {"zaya": "its norm of q and k is none of RMSNorm and LayerNorm"},
 }
-_FACTS: defaultdict[str, dict[str, Any]] = defaultdict(dict)
+ATTENTION: defaultdict[str, dict[str, Any]] = defaultdict(dict)
+"""Fields of the rows of :mod:`rope_xp.hf._models`, by model type."""
 for _key, _table in _TABLES.items():
     for _names, _value in _table.items():
         for _name in _names.split():
-            _FACTS[_name][_key] = _value
-
-ATTENTION = {name: Attention(**facts) for name, facts in _FACTS.items()}
-"""By model type, as in the table of models."""
+            ATTENTION[_name][_key] = _value

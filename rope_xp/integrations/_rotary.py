@@ -76,10 +76,9 @@ def rotated_pairs(rope: RoPE, size: int) -> int:
 
 def series(rope: RoPE, size: int) -> NDArray[np.float64]:
     frequencies = rope.frequencies(2 * rotated_pairs(rope, size))
-    if isinstance(rope.scaling, Axial):
-        alternating = rope.scaling.order == "alternating"
-        return frequencies[:: rope.scaling.axes] if alternating else frequencies[:size]
-    return frequencies
+    if isinstance(rope.scaling, Axial) and rope.scaling.order == "alternating":
+        return frequencies[:: rope.scaling.axes]
+    return frequencies[:size]
 
 
 def probe_positions(rope: RoPE, numbers: list[int], step: int) -> torch.Tensor:

@@ -13,7 +13,6 @@ from rope_xp.integrations._diffusion import rotations
 from rope_xp.integrations._diffusion.config import RotaryConfig, from_config
 from rope_xp.integrations._diffusion.models import OWN_TABLES
 from rope_xp.integrations._diffusion.rotary_modules import ROTARY_MODULES, TABLES_FROM_CALLER
-from rope_xp.integrations._methods import Function
 
 _CONFIG = "rope_xp_config"  # the attribute of a patched rotary module that holds its RotaryConfig
 # Parts of models whose attention has norms. Other blocks of Flux join q to text before they rotate.
@@ -95,13 +94,9 @@ def load_rotary_module(kind: type) -> type:
     return _classes.rotary_class(kind, row.method, _CONFIG, compute, load_rotary_module)
 
 
-def functions_called(kind: type) -> tuple[tuple[str, Function], ...]:
-    return _methods.functions_called(kind) if _is_of_diffusers(kind) else ()
-
-
 def _is_rotating(model: str, kind: type) -> bool:
     """Return whether a class rotates q and k, after a check that its functions are known."""
-    functions = functions_called(kind)
+    functions = _methods.functions_called(kind) if _is_of_diffusers(kind) else ()
     where = f"{model} ({kind.__name__})"
     for name, function in functions:
         key = rotations.find_key(name, function)
