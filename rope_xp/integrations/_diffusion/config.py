@@ -71,13 +71,9 @@ class Positions:
         RopeError
             If a length is not positive, or if the model has no such axis.
         """
-        grid = Grid(
-            _values.check_count("frames", frames),
-            _values.check_count("height", height),
-            _values.check_count("width", width),
-            _values.check_count("text", text, 0),
-            fps,
-        )
+        sizes = {"frames": frames, "height": height, "width": width}
+        frames, height, width = (_values.check_count(name, n) for name, n in sizes.items())
+        grid = Grid(frames, height, width, _values.check_count("text", text, 0), fps)
         row = MODELS[self._name].text
         if grid.text and row is None:
             raise RopeError(f"text = {text}: this model does not rotate its text; leave text out")

@@ -57,15 +57,8 @@ def _ntk_bases(config: Config, sections: tuple[int, ...]) -> tuple[float, ...]:
 def _strided_axes(config: Config) -> tuple[int, ...]:
     """Every third pair reads the row, every third the column, as in M-RoPE; the rest the frame."""
     counts = config.get("mrope_section", (24, 20, 20))
-    axes = [0] * (config.get("attention_head_dim", 256) // 2)
-    for axis in (1, 2):
-        for pair in range(axis, 3 * counts[axis], 3):
-            axes[pair] = axis
-    return tuple(axes)
-
-
-def _centred(grid: Grid, config: Config) -> list[Any]:
-    return video(grid, config, (0, -grid.height // 2, -grid.width // 2))
+    pairs = range(config.get("attention_head_dim", 256) // 2)
+    return tuple(i % 3 if i < 3 * counts[i % 3] else 0 for i in pairs)
 
 
 def _four_axes(grid: Grid, config: Config) -> list[Any]:
@@ -128,7 +121,9 @@ _ROWS: dict[str, ModelRow] = {
     "Flux2Transformer2DModel": ModelRow(_FLUX2, 2000.0, _THETA, _FOURTH, lines=_four_axes),
     "Flux3Transformer2DModel": ModelRow(_FLUX2, 10000.0, _THETA, _FOURTH, lines=_four_axes),
     "QwenImageTransformer2DModel NucleusMoEImageTransformer2DModel": ModelRow(
-        _FLUX, text=Text(along=None, start=grids.half_size), lines=_centred
+        _FLUX,
+        text=Text(along=None, start=grids.half_size),
+        lines=lambda grid, config: video(grid, config, (0, -grid.height // 2, -grid.width // 2)),
     ),
     """
         WanTransformer3DModel WanVACETransformer3DModel WanAnimateTransformer3DModel
