@@ -6,8 +6,7 @@ the code of transformers does. ``tests/support/plans.py`` compares the rows with
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from rope_xp._core.typing import Layout
 
@@ -15,18 +14,16 @@ Need = Callable[[str], Any]
 """From a key to its value, or to an error that says that it is missing."""
 
 
-@dataclass(frozen=True)
-class NormRow:
+class NormRow(NamedTuple):
     """A norm of q and k: the fields of a NormPlan that are not their defaults."""
 
-    fields: Mapping[str, Any] = field(default_factory=dict)
+    fields: Mapping[str, Any] = {}
     eps: str | float = "rms_norm_eps"  # a key, or the number that the code has
     only_if: tuple[str, Any] | None = None  # a key, and its value if there is a norm
     only_rotated: bool = False  # whether layers without positions have none
 
 
-@dataclass(frozen=True)
-class IndexerRow:
+class IndexerRow(NamedTuple):
     """The indexer of sparse attention: the rope of its layers with another layout or slice."""
 
     layout: Layout | None = None  # None: that of the attention
@@ -102,7 +99,7 @@ _KINDS = {
     "zamba2": "layers_block_type",
 }
 _TABLES: dict[str, Mapping[str, Any]] = {
-    "norms": {k: v if isinstance(v, tuple) else (v,) for k, v in _NORMS.items()},
+    "norms": {k: (v,) if isinstance(v, NormRow) else v for k, v in _NORMS.items()},
     "softmax": _SOFTMAX,
     "indexer": _INDEXERS,
     "kinds_key": _KINDS,

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from rope_xp._core import numbers
 from rope_xp._core.errors import RopeConfigError, RopeError
@@ -58,15 +58,14 @@ _IGNORED = {
 }
 
 
-@dataclass(frozen=True)
-class LayerType:
+class LayerType(NamedTuple):
     """Defaults of the layers of one type."""
 
     base: float
     partial: float | None = 1.0
     base_key: str | None = None  # top-level key of the base
     is_scaled: bool = False  # whether flat parameters are for these layers
-    others: Parameters = field(default_factory=dict)
+    others: Mapping[str, Any] = {}
 
     @property
     def parameters(self) -> Parameters:

@@ -5,8 +5,8 @@ import importlib
 import importlib.util
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from rope_xp._core import numbers
 from rope_xp._core.errors import RopeConfigError, rewording
@@ -28,8 +28,7 @@ class _MissingKeyError(RopeConfigError):
     """A key is missing, for which the model's class in transformers may have a default."""
 
 
-@dataclass(frozen=True)
-class _Facts:
+class _Facts(NamedTuple):
     """A configuration with the row of its type, and whether it has the defaults of its class."""
 
     part: Part

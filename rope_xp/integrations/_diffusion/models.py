@@ -6,8 +6,7 @@ the keys of a configuration that override them, with the defaults of the class.
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from rope_xp._core.typing import Layout
 from rope_xp.integrations._diffusion import grids
@@ -16,8 +15,7 @@ from rope_xp.integrations._diffusion.grids import Config, Grid, Lines, Text, ima
 Numbers = Callable[[Config], tuple[int, ...]]
 
 
-@dataclass(frozen=True)
-class ModelRow:
+class ModelRow(NamedTuple):
     sections: Numbers  # how many components of a head each component of a position rotates
     base: float = 10000.0
     base_key: str = ""  # the key of a configuration that holds another base

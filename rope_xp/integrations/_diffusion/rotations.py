@@ -1,10 +1,9 @@
 """The functions by which diffusers rotates q and k, and their replacements: a row for each."""
 
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -17,8 +16,7 @@ from rope_xp.integrations._formats import Format
 from rope_xp.integrations._methods import Function
 
 
-@dataclass(frozen=True)
-class RotationRow:
+class RotationRow(NamedTuple):
     """A way to call a function that rotates."""
 
     form: Format = "neighbours"
@@ -30,7 +28,7 @@ class RotationRow:
     table_axes: str = ""  # empty for the last of ``axes``, as arrays are broadcast
     arrays: int = 1  # how many arrays a call rotates
     partial: bool = False  # a head may be longer than the tables
-    options: dict[str, Any] = field(default_factory=dict)  # of calls that rotate so
+    options: Mapping[str, Any] = {}  # of calls that rotate so
 
     @property
     def layout(self) -> Layout:
