@@ -2,7 +2,7 @@
 
 import copy
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -45,19 +45,15 @@ class Unnormalized:
     def __torch_function__(
         cls, function: Callable[..., Any], _: Any, arguments: Any = (), named: Any = None
     ) -> Any:
-        named = {name: _normalize_one(x) for name, x in (named or {}).items()}
+        named = {name: normalize(x) for name, x in (named or {}).items()}
         return function(*normalize(arguments), **named)
 
 
-def normalize(arrays: Iterable[Any]) -> tuple[Any, ...]:
-    """Compute the norms among arrays, and among those in lists and tuples."""
-    return tuple([_normalize_one(x) for x in arrays])
-
-
-def _normalize_one(x: Any) -> Any:
+def normalize(x: Any) -> Any:
+    """Compute the norm of an array, and those among arrays in lists and tuples."""
     if isinstance(x, Unnormalized):
         return x.normalize()
-    return normalize(x) if type(x) in (list, tuple) else x
+    return tuple([normalize(y) for y in x]) if type(x) in (list, tuple) else x
 
 
 def split_norm(arrays: Sequence[Any]) -> tuple[tuple[Any, ...], QKNorm | None]:
