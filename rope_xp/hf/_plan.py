@@ -188,7 +188,6 @@ def read_head_dim(part: Part, model: Model, kind: str, own: Part) -> int | None:
 
 
 def _read_heads(facts: _Facts, kind: str, own: Part, i: int) -> tuple[int, int]:
-    """Return the heads of q and of k of a layer."""
     per_layer = facts.part.get("num_attention_heads_per_layer")
     heads = _keys.read_size(own, "num_attention_heads")
     if heads is None and isinstance(per_layer, Sequence) and i < len(per_layer):

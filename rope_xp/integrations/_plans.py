@@ -185,10 +185,9 @@ def _fit(
         for rope, form, leading in itertools.product(ropes, _formats.FORMATS, (False, True))
     ]
     errors = [_formats.scaled_error(p.tables(positions, torch.float32), theirs) for p in candidates]
-    error = min(errors)
+    error, plan = min(zip(errors, candidates, strict=True), key=lambda pair: pair[0])
     if error == math.inf or (options.strict and error > 1):
         raise RopeError(f"its tables are not those of {rope}")
-    plan = candidates[errors.index(error)]
     if options.rotation:
         return plan
     follows = compute(torch.bfloat16)[0].dtype == torch.bfloat16

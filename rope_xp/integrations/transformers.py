@@ -149,8 +149,7 @@ def patch(
         raise RopeError(f"cannot patch {type(model).__name__}: {reason}")
     options = _plans.PatchOptions(length, rotation, trust == "config")
     with torch.device("cpu"):  # whatever device the caller has set for new tensors
-        has_others = len(rotary) > 1
-        plans = {n: _plans.build_plans(n, m, options, has_others) for n, m in rotary.items()}
+        plans = {n: _plans.build_plans(n, m, options, len(rotary) > 1) for n, m in rotary.items()}
         classes = {kind: _plans.load_rotary(kind) for kind in map(type, rotary.values())}
         if rotation:
             forms = {plan.form: None for by_label in plans.values() for plan in by_label.values()}

@@ -189,8 +189,7 @@ def _find_mismatches(rope: RoPE, key: str, saved: torch.Tensor) -> Iterator[str]
         regimes = [rope.for_length(length).frequencies(head_dim) for length in lengths]
         candidates = [torch.from_numpy(frequencies) for frequencies in regimes]
     except RopeError as error:
-        shape = tuple(values.shape)
-        yield f"{key} has shape {shape}, which does not fit the RoPE: {error}"
+        yield f"{key} has shape {tuple(values.shape)}, which does not fit the RoPE: {error}"
         return
     if any(values.shape == c.shape and torch.allclose(values, c, rtol, 0.0) for c in candidates):
         return
