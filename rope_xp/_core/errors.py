@@ -33,7 +33,7 @@ def rewording(
     after: str = "",
     into: type[RopeError] = RopeError,
 ) -> Iterator[None]:
-    """Raise errors of some kinds as one of ours, whose message says more around theirs."""
+    """Raise errors of some kinds as a RopeError whose message says more around theirs."""
     try:
         yield
     except kinds as error:
