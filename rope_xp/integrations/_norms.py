@@ -60,7 +60,7 @@ def split_norm(arrays: Sequence[Any]) -> tuple[tuple[Any, ...], QKNorm | None]:
     """Return one tensor or two to rotate, and the norm that the rotation computes."""
     norms = [x.norm for x in arrays if type(x) is Unnormalized]
     if len(norms) < len(arrays) or len({(norm.eps, norm.offset) for norm in norms}) != 1:
-        return normalize(arrays), None
+        return tuple([normalize(x) for x in arrays]), None
     return tuple([x.x for x in arrays]), replace(norms[0], k_weight=norms[-1].q_weight)
 
 
