@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from rope_xp._bench import formulas
 from rope_xp._cli import plots, terminal
-from rope_xp._core.errors import RopeError
+from rope_xp._core.errors import RopeError, rewording
 from rope_xp.papers import analysis
 from rope_xp.rope import RoPE
 
@@ -144,11 +144,9 @@ def run(options: argparse.Namespace) -> int:
     limit = len(plots.STYLES)
     if len(ropes) > limit:
         raise RopeError(f"--base takes at most {limit} values; got {len(ropes)}")
-    try:
-        with plots.picture(path) as (axes,):
-            axes.set_title(f"head of {options.head_dim} components")
-            draw(axes, ropes, options.head_dim, options.distance or distance)
-    except MemoryError as error:
-        raise RopeError(f"--distance {options.distance} is too far: {error}") from error
+    too_far = f"--distance {options.distance} is too far: "
+    with rewording(MemoryError, too_far), plots.picture(path) as (axes,):
+        axes.set_title(f"head of {options.head_dim} components")
+        draw(axes, ropes, options.head_dim, options.distance or distance)
     terminal.write(str(path))
     return 0

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rope_xp._core.errors import RopeError
+from rope_xp._core.errors import rewording
 from rope_xp.rope import RoPE
 
 # Of Okabe and Ito, distinct under common colour blindness; grey is for the reference.
@@ -87,11 +87,9 @@ def picture(path: Path, drawings: int = 1) -> Iterator[list[Any]]:
     Raise RopeError if matplotlib is missing or does not have the format of the suffix, and OSError
     if the file cannot be written.
     """
-    try:
+    with rewording(ImportError, "plots need matplotlib (pip install matplotlib): "):
         matplotlib = importlib.import_module("matplotlib")
         figures = importlib.import_module("matplotlib.figure")
-    except ImportError as error:
-        raise RopeError(f"plots need matplotlib (pip install matplotlib): {error}") from error
     size = (SIZE[0], SIZE[1] * drawings)
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # a matplotlibrc of the current folder may have had TeX run
@@ -105,10 +103,8 @@ def save(figure: Any, path: Path) -> None:
     """Write a picture; raise as :func:`picture`. An SVG has no background and no date."""
     matplotlib = importlib.import_module("matplotlib")
     if path.suffix.lower() != ".svg":
-        try:
+        with rewording(ValueError, f"{path}: "):  # raised for an unknown suffix
             figure.savefig(path)
-        except ValueError as error:  # raised for an unknown suffix
-            raise RopeError(f"{path}: {error}") from error
         return
     svg = io.StringIO()
     with matplotlib.rc_context(LOOK):

@@ -1,5 +1,8 @@
 """The exceptions of rope_xp. Tracebacks show the public module name."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class RopeError(ValueError):
     """A shape, value, device or option does not fit the call."""
@@ -21,3 +24,17 @@ class MissingBackendError(ImportError):
 
 BROKEN = (ImportError, AttributeError, OSError, RuntimeError, SyntaxError, TypeError, ValueError)
 """Errors that importing a third-party package may raise."""
+
+
+@contextmanager
+def rewording(
+    kinds: type[Exception] | tuple[type[Exception], ...],
+    before: str,
+    after: str = "",
+    into: type[RopeError] = RopeError,
+) -> Iterator[None]:
+    """Raise errors of some kinds as a RopeError whose message says more around theirs."""
+    try:
+        yield
+    except kinds as error:
+        raise into(f"{before}{error}{after}") from error

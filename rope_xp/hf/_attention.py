@@ -6,8 +6,7 @@ the code of transformers does. ``tests/support/plans.py`` compares the rows with
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from rope_xp._core.typing import Layout
 
@@ -15,18 +14,16 @@ Need = Callable[[str], Any]
 """From a key to its value, or to an error that says that it is missing."""
 
 
-@dataclass(frozen=True)
-class NormRow:
+class NormRow(NamedTuple):
     """A norm of q and k: the fields of a NormPlan that are not their defaults."""
 
-    fields: Mapping[str, Any] = field(default_factory=dict)
+    fields: Mapping[str, Any] = {}
     eps: str | float = "rms_norm_eps"  # a key, or the number that the code has
     only_if: tuple[str, Any] | None = None  # a key, and its value if there is a norm
     only_rotated: bool = False  # whether layers without positions have none
 
 
-@dataclass(frozen=True)
-class IndexerRow:
+class IndexerRow(NamedTuple):
     """The indexer of sparse attention: the rope of its layers with another layout or slice."""
 
     layout: Layout | None = None  # None: that of the attention
@@ -34,21 +31,6 @@ class IndexerRow:
     kinds: tuple[str, ...] = ()  # the layers that have one; empty for all
     keys: tuple[str, ...] = ("index_head_dim", "index_n_heads")
     modes: str = ""  # a key that lists "shared" for layers that have none
-
-
-@dataclass(frozen=True)
-class Attention:
-    """The part of a row that only :func:`rope_xp.plan` reads."""
-
-    norms: tuple[NormRow, ...] = ()  # the first whose condition holds
-    softmax: Callable[[Need, int], float] = lambda _, head_dim: head_dim**-0.5
-    indexer: IndexerRow | None = None
-    kinds_key: str = ""  # the key that says which layers have attention, of types where not all do
-    needs: tuple[str, ...] = ()  # other keys that must not be missing
-    per_layer: int = 1  # how often a layer has attention
-    sliding_kv_factor: int = 1  # of the heads of k in layers with a sliding window
-    has_temperature: bool = False  # whether layers without positions scale q by position
-    obstacle: str = ""  # why there is no plan
 
 
 _ALL_HEADS, _LAYER, _AFTER = {"over": "all heads"}, {"kind": "layer"}, {"after_rotation": True}
@@ -117,7 +99,7 @@ _KINDS = {
     "zamba2": "layers_block_type",
 }
 _TABLES: dict[str, Mapping[str, Any]] = {
-    "norms": {k: v if isinstance(v, tuple) else (v,) for k, v in _NORMS.items()},
+    "norms": {k: (v,) if isinstance(v, NormRow) else v for k, v in _NORMS.items()},
     "softmax": _SOFTMAX,
     "indexer": _INDEXERS,
     "kinds_key": _KINDS,
@@ -127,11 +109,9 @@ _TABLES: dict[str, Mapping[str, Any]] = {
     "has_temperature": {"llama4": True},
     "obstacle": {"zaya": "its norm of q and k is none of RMSNorm and LayerNorm"},
 }
-_FACTS: defaultdict[str, dict[str, Any]] = defaultdict(dict)
+ATTENTION: defaultdict[str, dict[str, Any]] = defaultdict(dict)
+"""Fields of the rows of :mod:`rope_xp.hf._models`, by model type."""
 for _key, _table in _TABLES.items():
     for _names, _value in _table.items():
         for _name in _names.split():
-            _FACTS[_name][_key] = _value
-
-ATTENTION = {name: Attention(**facts) for name, facts in _FACTS.items()}
-"""By model type, as in the table of models."""
+            ATTENTION[_name][_key] = _value

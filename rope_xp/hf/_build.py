@@ -87,9 +87,8 @@ def _find_obstacle(name: str, config: Mapping[str, Any], row: _keys.Model | None
             return f" has {key} = {value!r}, and so no rotary embedding"
     if config.get("alibi"):
         return " has alibi, and so no rotary embedding"
-    for candidate in (name, name.removesuffix("_text")):
-        if candidate in UNSUPPORTED:
-            return f": {UNSUPPORTED[candidate]}"
+    if reason := UNSUPPORTED.get(name) or UNSUPPORTED.get(name.removesuffix("_text")):
+        return f": {reason}"
     if row is None or row.rotary_if is None or config.get(row.rotary_if[0]) == row.rotary_if[1]:
         return None
     key, required = row.rotary_if

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rope_xp._core.errors import RopeConfigError
+from rope_xp._core.errors import RopeConfigError, rewording
 from rope_xp.hf import _limits
 
 _MODEL_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -46,10 +46,8 @@ def read_json(path: Path, most: int = _limits.FILE_BYTES) -> dict[str, Any]:
         data = file.read(most + 1)
     if len(data) > most:
         raise RopeConfigError(f"{path} has more than {most} bytes, which no configuration needs")
-    try:
+    with rewording((ValueError, RecursionError), f"{path} is no JSON: ", into=RopeConfigError):
         content = json.loads(data.decode())
-    except (ValueError, RecursionError) as error:
-        raise RopeConfigError(f"{path} is no JSON: {error}") from error
     if not isinstance(content, dict):
         raise RopeConfigError(f"{path} must hold one JSON object; got {type(content).__name__}")
     return content

@@ -2,16 +2,16 @@
 
 import difflib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from rope_xp._core import numbers
 from rope_xp._core.errors import RopeConfigError, RopeError
 from rope_xp._core.typing import Layout
 from rope_xp.hf import _limits
-from rope_xp.hf._attention import Attention
+from rope_xp.hf._attention import IndexerRow, Need, NormRow
 
 Part = Mapping[str, Any]  # a configuration, or a part of one
 Parameters = Mapping[str, Any]
@@ -58,15 +58,14 @@ _IGNORED = {
 }
 
 
-@dataclass(frozen=True)
-class LayerType:
+class LayerType(NamedTuple):
     """Defaults of the layers of one type."""
 
     base: float
     partial: float | None = 1.0
     base_key: str | None = None  # top-level key of the base
     is_scaled: bool = False  # whether flat parameters are for these layers
-    others: Parameters = field(default_factory=dict)
+    others: Mapping[str, Any] = {}
 
     @property
     def parameters(self) -> Parameters:
@@ -93,7 +92,16 @@ class Model:
     rotated_without_window: bool = False  # whether it rotates them if sliding_window is null
     unrotated_every: int | None = None  # of so many layers the last is not rotated, by default
     rotary_if: tuple[str, Any] | None = None  # a key, and its value if the model rotates
-    attention: Attention = field(default_factory=Attention)
+    # What follows is in the tables of _attention.py, and only rope_xp.plan reads it.
+    norms: tuple[NormRow, ...] = ()  # the first whose condition holds
+    softmax: Callable[[Need, int], float] = lambda _, head_dim: head_dim**-0.5
+    indexer: IndexerRow | None = None
+    kinds_key: str = ""  # the key that says which layers have attention, of types where not all do
+    needs: tuple[str, ...] = ()  # other keys that must not be missing
+    per_layer: int = 1  # how often a layer has attention
+    sliding_kv_factor: int = 1  # of the heads of k in layers with a sliding window
+    has_temperature: bool = False  # whether layers without positions scale q by position
+    obstacle: str = ""  # why there is no plan
 
 
 def find_language_part(config: Part) -> Part:

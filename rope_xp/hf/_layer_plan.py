@@ -92,9 +92,8 @@ class LayerPlan:
         [1.0, 1.347]
         """
         p = np.asarray(positions, np.float64)
-        if self.temperature is None:
+        if (t := self.temperature) is None:
             return np.ones_like(p)
-        t = self.temperature
         return np.asarray(1.0 + t.beta * np.log1p(np.floor((p + t.shift) / t.length)))
 
 

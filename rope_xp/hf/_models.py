@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from rope_xp.hf._attention import ATTENTION, Attention
+from rope_xp.hf._attention import ATTENTION
 from rope_xp.hf._keys import FLAT, TRAINED, LayerType, Model
 
 
@@ -193,7 +193,7 @@ def _parse_sizes(text: str) -> dict[str, int]:
 
 _TYPE_SIZES = {name: _parse_sizes(text) for name, text in (r.split("=") for r in _SIZES.split())}
 MODELS = {
-    name: replace(row, sizes=_TYPE_SIZES.get(name, {}), attention=ATTENTION.get(name, Attention()))
+    name: replace(row, sizes=_TYPE_SIZES.get(name, {}), **ATTENTION.get(name, {}))
     for names, row in _ROWS.items()
     for name in names.split()
 }

@@ -5,11 +5,11 @@ import importlib
 import importlib.util
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from rope_xp._core import numbers
-from rope_xp._core.errors import RopeConfigError
+from rope_xp._core.errors import RopeConfigError, rewording
 from rope_xp._core.typing import Layout
 from rope_xp.hf import _build, _keys, _limits
 from rope_xp.hf._keys import FLAT, Model, Part
@@ -28,8 +28,7 @@ class _MissingKeyError(RopeConfigError):
     """A key is missing, for which the model's class in transformers may have a default."""
 
 
-@dataclass(frozen=True)
-class _Facts:
+class _Facts(NamedTuple):
     """A configuration with the row of its type, and whether it has the defaults of its class."""
 
     part: Part
@@ -66,10 +65,9 @@ def build_plan(part: Part, layout: Layout | None) -> tuple[LayerPlan, ...]:
         if "layer" in key and isinstance(value, int):
             _limits.check_number(key, value, _limits.LAYERS)
     content = {k: v for k, v in part.items() if k not in ("num_labels", "id2label", "label2id")}
-    try:
+    unread = "transformers cannot read the configuration: "
+    with rewording(Exception, unread, into=RopeConfigError):  # its classes have errors of their own
         filled = config_class.from_dict(copy.deepcopy(content)).to_dict()
-    except Exception as error:  # its classes have errors of their own
-        raise RopeConfigError(f"transformers cannot read the configuration: {error}") from error
     return _build_layers(filled, layout, is_filled=True)
 
 
@@ -85,11 +83,11 @@ def find_class(part: Part) -> Any:
 @_keys.naming_errors()
 def _build_layers(part: Part, layout: Layout | None, *, is_filled: bool) -> tuple[LayerPlan, ...]:
     model = _build.find_model(part, layout)
-    facts, attention = _Facts(part, model, is_filled), model.attention
+    facts = _Facts(part, model, is_filled)
     obstacle = "its layers see images; plans are of language models" if model.axial else None
-    if obstacle := attention.obstacle or obstacle:
+    if obstacle := model.obstacle or obstacle:
         raise RopeConfigError(f"no plan of model_type {part.get('model_type')!r}: {obstacle}")
-    for key in attention.needs:
+    for key in model.needs:
         facts.find(key)
     if part.get("qk_nope_head_dim") is None and "head_dim" not in model.sizes:
         facts.find("head_dim")  # of which many classes have a default that is not width over heads
@@ -102,7 +100,7 @@ def _build_layers(part: Part, layout: Layout | None, *, is_filled: bool) -> tupl
         if kind not in _NO_ATTENTION:
             rope = None if i in unrotated else _select(kind, ropes)
             layer = _build_layer(facts, i, kind, rope, overrides.get(i, {}))
-            if rope is None or not attention.has_temperature:
+            if rope is None or not model.has_temperature:
                 layer = replace(layer, temperature=temperature)
         layers.append(layer)
     return tuple(layers)
@@ -110,11 +108,10 @@ def _build_layers(part: Part, layout: Layout | None, *, is_filled: bool) -> tupl
 
 def _list_kinds(facts: _Facts, *, is_uniform: bool) -> list[str]:
     """Return the configuration's word for each layer."""
-    attention = facts.model.attention
-    count = facts.need_size("num_hidden_layers") * attention.per_layer
+    count = facts.need_size("num_hidden_layers") * facts.model.per_layer
     _limits.check_number("num_hidden_layers", count, _limits.LAYERS)
-    key, part = attention.kinds_key or "layer_types", facts.part
-    if key not in part and is_uniform and not attention.kinds_key:
+    key = facts.model.kinds_key or "layer_types"
+    if key not in facts.part and is_uniform and not facts.model.kinds_key:
         return ["attention"] * count
     value = facts.find(key)
     if value is None and (is_uniform or key in _LISTED):
@@ -159,7 +156,7 @@ def _build_layer(facts: _Facts, i: int, kind: str, rope: RoPE | None, own: Part)
     if (head_dim := read_head_dim(facts.part, facts.model, kind, own)) is None:
         raise RopeConfigError("head_dim is missing, and a plan needs it")
     heads, kv_heads = _read_heads(facts, kind, own, i)
-    scale = facts.model.attention.softmax(facts.need, head_dim)
+    scale = facts.model.softmax(facts.need, head_dim)
     return LayerPlan(
         kind=kind,
         rope=rope,
@@ -191,7 +188,6 @@ def read_head_dim(part: Part, model: Model, kind: str, own: Part) -> int | None:
 
 
 def _read_heads(facts: _Facts, kind: str, own: Part, i: int) -> tuple[int, int]:
-    """Return the heads of q and of k of a layer."""
     per_layer = facts.part.get("num_attention_heads_per_layer")
     heads = _keys.read_size(own, "num_attention_heads")
     if heads is None and isinstance(per_layer, Sequence) and i < len(per_layer):
@@ -208,12 +204,12 @@ def _read_heads(facts: _Facts, kind: str, own: Part, i: int) -> tuple[int, int]:
         return heads, 1  # Falcon
     has_key = facts.find("num_key_value_heads") is not None
     kv_heads = facts.need_size("num_key_value_heads") if has_key else heads
-    factor = facts.model.attention.sliding_kv_factor
+    factor = facts.model.sliding_kv_factor
     return heads, kv_heads * (factor if kind == "sliding_attention" else 1)
 
 
 def _read_norm(facts: _Facts, rope: RoPE | None) -> NormPlan | None:
-    for row in facts.model.attention.norms:
+    for row in facts.model.norms:
         if row.only_rotated and rope is None:
             return None
         if row.only_if is None or facts.find(row.only_if[0]) == row.only_if[1]:
@@ -224,7 +220,7 @@ def _read_norm(facts: _Facts, rope: RoPE | None) -> NormPlan | None:
 
 def _read_temperature(facts: _Facts) -> Temperature | None:
     """Return how layers scale q, in Llama 4 those without positions."""
-    if facts.model.attention.has_temperature:
+    if facts.model.has_temperature:
         is_scaled = facts.need("attn_temperature_tuning")
         beta, length = facts.need("attn_scale"), facts.need("floor_scale")
     else:
@@ -236,12 +232,12 @@ def _read_temperature(facts: _Facts) -> Temperature | None:
     return Temperature(
         beta=numbers.check_not_negative("the factor of the temperature of q", beta),
         length=numbers.check_positive("the length of the temperature of q", length),
-        shift=int(facts.model.attention.has_temperature),
+        shift=int(facts.model.has_temperature),
     )
 
 
 def _read_indexer(facts: _Facts, kind: str, rope: RoPE, i: int) -> IndexerPlan | None:
-    row = facts.model.attention.indexer
+    row = facts.model.indexer
     if row is None or (row.kinds and kind not in row.kinds):
         return None
     modes = facts.find(row.modes) if row.modes else None

@@ -1,8 +1,8 @@
 """Build the scaling of a Hugging Face configuration."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from rope_xp import scaling
 from rope_xp._core import numbers
@@ -10,8 +10,7 @@ from rope_xp._core.errors import RopeError
 from rope_xp.hf._keys import EXTENDED, TRAINED, Model, Parameters
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """The parts of a configuration that describe the rotation of one layer type."""
 
     config: Mapping[str, Any]

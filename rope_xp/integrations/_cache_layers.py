@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rope_xp._core.errors import RopeError
+from rope_xp._core.errors import RopeError, rewording
 from rope_xp.hf import LayerPlan
 from rope_xp.rope import RoPE
 
@@ -115,22 +115,17 @@ def read_layers(
         torch.cuda.synchronize()  # copies on other streams may be under way
     found = []
     for i, (layer, layer_plan) in enumerate(zip(layers, plans, strict=False)):
-        try:
-            if is_resized:
-                _check_stateless(cache, layer)
+        with rewording(RopeError, f"layer {i} of {name} ({type(layer).__name__}): "):
+            if is_resized and (
+                any(getattr(layer, "has_previous_state", {}).values())
+                or getattr(cache, "linear_cache", None)  # of MiniMax
+            ):
+                raise RopeError("its state depends on all tokens, and none can come or go")
             if getattr(layer, "keys", None) is not None and int(layer.get_seq_length()):
                 found.append(_read_layer(i, layer, layer_plan))
-        except RopeError as error:
-            raise RopeError(f"layer {i} of {name} ({type(layer).__name__}): {error}") from error
     if len(seen := sorted({layer.seen for layer in found})) != 1:
         raise RopeError(f"layers of {name} must have seen as many tokens, at least one; got {seen}")
     return found
-
-
-def _check_stateless(cache: Any, layer: Any) -> None:
-    states = getattr(layer, "has_previous_state", {}).values()
-    if any(states) or getattr(cache, "linear_cache", None):  # of MiniMax
-        raise RopeError("its state depends on all tokens, and none can come or go")
 
 
 def _read_layer(i: int, layer: Any, layer_plan: LayerPlan) -> CacheLayer:

@@ -12,13 +12,7 @@ from rope_xp._core import numbers
 from rope_xp._core.call import LIMIT
 from rope_xp._core.errors import RopeError
 from rope_xp.hf import LayerPlan, plan
-from rope_xp.integrations._cache_angles import (
-    AXES,
-    AngleSource,
-    Positions,
-    count_context,
-    rotate,
-)
+from rope_xp.integrations._cache_angles import AXES, AngleSource, Positions, count_context, rotate
 from rope_xp.integrations._cache_layers import TOKENS, CacheLayer, read_layers
 from rope_xp.rope import RoPE
 from rope_xp.scaling import Scaling

@@ -126,10 +126,9 @@ def _name_dtype(dtype: torch.dtype) -> str:
 
 def _check_tables(name: str, module: torch.nn.Module) -> Iterator[Finding]:
     """Yield findings of tables of cos and sin: in 16 bits, or not finite."""
-    for key, table in module.named_buffers(recurse=False):
-        if not key.endswith(_TABLES) or table.is_meta:
+    for path, table in module.named_buffers(name, recurse=False):
+        if not path.endswith(_TABLES) or table.is_meta:
             continue
-        path = f"{name}.{key}" if name else key
         if table.dtype in (torch.bfloat16, torch.float16):
             rounding = float(torch.finfo(table.dtype).eps) / 2
             what = f"the table was cast to {_name_dtype(table.dtype)}, which rounds cos and sin"

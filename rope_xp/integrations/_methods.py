@@ -102,11 +102,8 @@ def rotating_methods(kind: type) -> dict[str, FunctionType]:
 
 def functions_called(kind: type) -> tuple[tuple[str, Function], ...]:
     """Return the functions that rotate which the methods of a class call, with their names."""
-    return tuple(
-        (name, function)
-        for method in rotating_methods(kind).values()
-        for name, function in rotations_called(method).items()
-    )
+    methods = rotating_methods(kind).values()
+    return tuple(call for method in methods for call in rotations_called(method).items())
 
 
 def check_order(kind: type, names: re.Pattern[str]) -> None:

@@ -2,14 +2,14 @@
 
 import copy
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from rope_xp._core.caches import cached
-from rope_xp._core.errors import RopeError
+from rope_xp._core.errors import RopeError, rewording
 from rope_xp.integrations import _classes, _formats, _methods, _rotary
 from rope_xp.norm import QKNorm
 
@@ -45,26 +45,22 @@ class Unnormalized:
     def __torch_function__(
         cls, function: Callable[..., Any], _: Any, arguments: Any = (), named: Any = None
     ) -> Any:
-        named = {name: _normalize_one(x) for name, x in (named or {}).items()}
+        named = {name: normalize(x) for name, x in (named or {}).items()}
         return function(*normalize(arguments), **named)
 
 
-def normalize(arrays: Iterable[Any]) -> tuple[Any, ...]:
-    """Compute the norms among arrays, and among those in lists and tuples."""
-    return tuple([_normalize_one(x) for x in arrays])
-
-
-def _normalize_one(x: Any) -> Any:
+def normalize(x: Any) -> Any:
+    """Compute the norm of an array, and those among arrays in lists and tuples."""
     if isinstance(x, Unnormalized):
         return x.normalize()
-    return normalize(x) if type(x) in (list, tuple) else x
+    return tuple([normalize(y) for y in x]) if type(x) in (list, tuple) else x
 
 
 def split_norm(arrays: Sequence[Any]) -> tuple[tuple[Any, ...], QKNorm | None]:
     """Return one tensor or two to rotate, and the norm that the rotation computes."""
     norms = [x.norm for x in arrays if type(x) is Unnormalized]
     if len(norms) < len(arrays) or len({(norm.eps, norm.offset) for norm in norms}) != 1:
-        return normalize(arrays), None
+        return tuple([normalize(x) for x in arrays]), None
     return tuple([x.x for x in arrays]), replace(norms[0], k_weight=norms[-1].q_weight)
 
 
@@ -76,12 +72,10 @@ def find_norms(model: torch.nn.Module, includes: Callable[..., Any]) -> dict[str
     for path in names:
         norm, parent = modules[path], modules[path.rpartition(".")[0]]
         if includes(path, parent):
-            try:
+            what = f"cannot fuse {path} ({type(norm).__name__}) with the rotation: "
+            with rewording(_rotary.FAILURES, what, "; use norm=False"):
                 _methods.check_order(type(parent), _NAME)
                 norms[path] = load_norm(type(norm), *_read_norm(parent, norm))
-            except _rotary.FAILURES as error:
-                msg = f"cannot fuse {path} ({type(norm).__name__}) with the rotation: {error}"
-                raise RopeError(f"{msg}; use norm=False") from error
     if not norms:
         reason = "no layer normalizes q and k before rotating them"
         if names:

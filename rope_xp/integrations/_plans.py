@@ -11,11 +11,11 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from rope_xp._core.caches import cached
-from rope_xp._core.errors import RopeError
+from rope_xp._core.errors import RopeError, rewording
 from rope_xp.integrations import _classes, _formats, _rotary
 from rope_xp.integrations._formats import Format
 from rope_xp.rope import RoPE
-from rope_xp.scaling import Axial, DynamicNTK, LongRoPE
+from rope_xp.scaling import Axial, DynamicNTK
 
 # Their frequencies are float32 powers and quotients: a few units of 6e-8.
 _FREQUENCIES = 1e-6
@@ -31,8 +31,7 @@ class RotaryPlan:
     pairs: int
     form: Format
     leading: bool  # tables begin with an axis for a batch of one, which positions do not have
-    beyond: RoPE | None = None  # of calls with positions from ``limit`` on
-    limit: int = 0
+    beyond: RoPE | None = None  # of calls with positions past LongRoPE's original context
     # Functions of the model's own take tables in the dtype that they expect.
     rounding: Literal["never", "as x", "float32"] = "never"
 
@@ -46,7 +45,7 @@ class RotaryPlan:
             positions = positions.expand(max(self.rope.position_axes) + 1, -1, -1)
         cos, sin = self._cos_sin(self.rope, positions, dtype)
         if self.beyond is not None:
-            far = positions.max() >= self.limit
+            far = positions.max() >= self.beyond.scaling.original_max_position_embeddings  # type: ignore[union-attr]  # LongRoPE
             far_cos, far_sin = self._cos_sin(self.beyond, positions, dtype)
             cos, sin = torch.where(far, far_cos, cos), torch.where(far, far_sin, sin)
         if self.rounding == "as x":
@@ -106,21 +105,16 @@ class PatchOptions(NamedTuple):
 
 
 def build_plans(
-    name: str, module: torch.nn.Module, options: PatchOptions, modules: int = 1
+    name: str, module: torch.nn.Module, options: PatchOptions, has_others: bool = False
 ) -> RotaryPlans:
-    """Return the plan of each layer type, after a comparison with the module's own tables.
-
-    The model has so many rotary modules.
-    """
-    try:
+    """Return the plan of each layer type, after a comparison with the module's own tables."""
+    where = f"{name or 'the model'} ({type(module).__name__})"
+    advice = "; parts of the model without it can be patched alone" if has_others else ""
+    with rewording(RopeError, f"cannot patch {where}: ", advice):
         return {
             label: _build_plan(module, label, buffer, options)
             for label, buffer in _rotary.frequency_buffers(module).items()
         }
-    except RopeError as error:
-        where = f"{name or 'the model'} ({type(module).__name__})"
-        advice = "; parts of the model without it can be patched alone" if modules > 1 else ""
-        raise RopeError(f"cannot patch {where}: {error}{advice}") from error
 
 
 def _build_plan(
@@ -154,10 +148,7 @@ def _build_plan(
     plan = _fit(module, label, regimes[0], len(buffer), options)
     if options.length is not None:
         return replace(plan, rope=rope.for_length(options.length))
-    if isinstance(rope.scaling, LongRoPE):
-        limit = rope.scaling.original_max_position_embeddings
-        return replace(plan, beyond=regimes[1], limit=limit)
-    return plan
+    return replace(plan, beyond=regimes[1]) if len(regimes) > 1 else plan
 
 
 def _has_frequencies(buffer: torch.Tensor, rope: RoPE) -> bool:
@@ -182,10 +173,8 @@ def _fit(
 
     def compute(dtype: torch.dtype) -> Any:
         x, named = torch.zeros(1, dtype=dtype), _rotary.label_argument(label)
-        try:
+        with rewording(_rotary.FAILURES, f"its forward fails for {_TOKENS} positions on CPU: "):
             return type(module).forward(fresh, x, positions, **named)
-        except _rotary.FAILURES as error:
-            raise RopeError(f"its forward fails for {_TOKENS} positions on CPU: {error}") from error
 
     pairs, theirs = _rotary.rotated_pairs(rope, size), compute(torch.float32)
     ropes = [rope]
@@ -196,10 +185,9 @@ def _fit(
         for rope, form, leading in itertools.product(ropes, _formats.FORMATS, (False, True))
     ]
     errors = [_formats.scaled_error(p.tables(positions, torch.float32), theirs) for p in candidates]
-    error = min(errors)
+    error, plan = min(zip(errors, candidates, strict=True), key=lambda pair: pair[0])
     if error == math.inf or (options.strict and error > 1):
         raise RopeError(f"its tables are not those of {rope}")
-    plan = candidates[errors.index(error)]
     if options.rotation:
         return plan
     follows = compute(torch.bfloat16)[0].dtype == torch.bfloat16

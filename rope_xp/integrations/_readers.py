@@ -12,23 +12,21 @@ ALONE = "patch(model, rotation=False) replaces only the rotary modules"
 _TABLES = frozenset({"cos", "sin", "freqs_cis"})  # variables of code that reads tables
 _TUPLES = _TABLES | {"position_embeddings", "rotary_pos_emb"}  # parameters that take them
 # Classes that have such names and rotate nothing by the tables of a patched module.
-_HARMLESS = frozenset(
-    f"transformers.models.{name}"
-    for name in (
-        "lasr.modeling_lasr.LasrEncoder",  # passes them on to its attention
-        "gemma4.modeling_gemma4.Gemma4TextModel",  # passes on those of the last tokens
-        "gemma4_unified.modeling_gemma4_unified.Gemma4UnifiedTextModel",
-        # The tables of these are of modules that are not patched.
-        "esmfold2.modeling_esmfold2.EsmFold2DiffusionModule",
-        "wav2vec2_bert.modeling_wav2vec2_bert.Wav2Vec2BertSelfAttention",
-    )
-)
+_HARMLESS = {
+    "lasr.modeling_lasr.LasrEncoder",  # passes them on to its attention
+    "gemma4.modeling_gemma4.Gemma4TextModel",  # passes on those of the last tokens
+    "gemma4_unified.modeling_gemma4_unified.Gemma4UnifiedTextModel",
+    # The tables of these are of modules that are not patched.
+    "esmfold2.modeling_esmfold2.EsmFold2DiffusionModule",
+    "wav2vec2_bert.modeling_wav2vec2_bert.Wav2Vec2BertSelfAttention",
+}
 
 
 def check_readers(kind: type) -> None:
     """Check that the methods of a class which read tables call functions that rotate."""
     # Others would read tables of float32 in a model of 16 bits.
-    if f"{kind.__module__}.{kind.__qualname__}" in _HARMLESS:
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    if name.removeprefix("transformers.models.") in _HARMLESS:
         return
     for base in kind.__mro__[: kind.__mro__.index(torch.nn.Module)]:
         for name, member in vars(base).items():

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rope_xp._core.errors import RopeError
+from rope_xp._core.errors import RopeError, rewording
 from rope_xp.hf import from_hf_config
 from rope_xp.rope import RoPE
 from rope_xp.scaling import Axial, LongRoPE
@@ -47,11 +47,9 @@ def configured_ropes(module: torch.nn.Module, label: str | None) -> list[RoPE]:
     config = getattr(module, "config", None)
     if config is None:
         raise RopeError("it has no configuration with a RoPE")
-    try:
+    with rewording(TypeError, ""):
         # These modules make tables alone; their layout depends on the functions that rotate.
         ropes = from_hf_config(config, layout="half")
-    except TypeError as error:
-        raise RopeError(str(error)) from error
     if isinstance(ropes, RoPE):
         return [ropes]
     by_label = ropes.values() if label is None else [ropes.get(label)]
@@ -78,10 +76,9 @@ def rotated_pairs(rope: RoPE, size: int) -> int:
 
 def series(rope: RoPE, size: int) -> NDArray[np.float64]:
     frequencies = rope.frequencies(2 * rotated_pairs(rope, size))
-    if isinstance(rope.scaling, Axial):
-        alternating = rope.scaling.order == "alternating"
-        return frequencies[:: rope.scaling.axes] if alternating else frequencies[:size]
-    return frequencies
+    if isinstance(rope.scaling, Axial) and rope.scaling.order == "alternating":
+        return frequencies[:: rope.scaling.axes]
+    return frequencies[:size]
 
 
 def probe_positions(rope: RoPE, numbers: list[int], step: int) -> torch.Tensor:

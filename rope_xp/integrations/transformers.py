@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeVar
 import torch
 
 from rope_xp._core import versions
-from rope_xp._core.errors import RopeError
+from rope_xp._core.errors import RopeError, rewording
 from rope_xp.integrations import (
     _check,
     _check_config,
@@ -149,7 +149,7 @@ def patch(
         raise RopeError(f"cannot patch {type(model).__name__}: {reason}")
     options = _plans.PatchOptions(length, rotation, trust == "config")
     with torch.device("cpu"):  # whatever device the caller has set for new tensors
-        plans = {n: _plans.build_plans(n, m, options, len(rotary)) for n, m in rotary.items()}
+        plans = {n: _plans.build_plans(n, m, options, len(rotary) > 1) for n, m in rotary.items()}
         classes = {kind: _plans.load_rotary(kind) for kind in map(type, rotary.values())}
         if rotation:
             forms = {plan.form: None for by_label in plans.values() for plan in by_label.values()}
@@ -166,10 +166,8 @@ def _load_rotating_classes(
 ) -> dict[type, type]:
     """Return the classes of a model that rotate, each with the class that takes its place."""
     kinds = [kind for kind in dict.fromkeys(map(type, model.modules())) if kind not in rotary_kinds]
-    try:
+    with rewording(RopeError, "", f"; {_readers.ALONE}"):
         rotating = [kind for kind in kinds if _methods.functions_called(kind)]
-    except RopeError as error:
-        raise RopeError(f"{error}; {_readers.ALONE}") from None
     if not rotating:
         raise RopeError(f"cannot patch {type(model).__name__}: found no function that rotates")
     build = _replacements.build_replacement

@@ -65,14 +65,13 @@ def _to_data(value: Any) -> Any:
     if value is None or isinstance(value, (int, float, str)):
         return value
     name = type(value).__name__
-    is_rope = type(value) is RoPE
-    if not is_rope and getattr(scaling, name, None) is not type(value):
+    if type(value) not in (RoPE, getattr(scaling, name, None)):
         raise RopeError(
             f"cannot save scaling = {value!r}: when a model is loaded, only classes of "
             "rope_xp.scaling can be found by name"
         )
     data = {f.name: _to_data(getattr(value, f.name)) for f in fields(value)}
-    return data if is_rope else {_CLASS: name, **data}
+    return data if type(value) is RoPE else {_CLASS: name, **data}
 
 
 def _from_data(data: Any) -> Any:

@@ -152,10 +152,11 @@ class Rotary(torch.nn.Module):
         return super()._apply(move if self.learn else fn, *args, **kwargs)  # type: ignore[no-untyped-call]  # torch leaves it so
 
 
-def _check_sizes(learn: Any, head_dim: Any, heads: Any) -> tuple[int | None, int | None]:
+def _check_sizes(learn: Any, head_dim: Any, heads: Any) -> list[int | None]:
     """Check that the sizes that a layer learns by are given, and no others; return them."""
     if learn is not None:
         numbers.check_one_of("learn", learn, ("shared", "head"))
+    sizes = []
     for name, size, is_needed, meaning in (
         ("head_dim", head_dim, learn is not None, "components of a head"),
         ("heads", heads, learn == "head", "heads of k"),
@@ -167,10 +168,8 @@ def _check_sizes(learn: Any, head_dim: Any, heads: Any) -> tuple[int | None, int
             )
         if size is not None and not is_needed:
             raise RopeError(f"{name}={size!r} was given, but learn={learn!r} does not use it")
-    return (
-        None if head_dim is None else numbers.check_positive_int("head_dim", head_dim),
-        None if heads is None else numbers.check_positive_int("heads", heads),
-    )
+        sizes.append(None if size is None else numbers.check_positive_int(name, size))
+    return sizes
 
 
 def _find_mismatches(rope: RoPE, key: str, saved: torch.Tensor) -> Iterator[str]:
@@ -190,8 +189,7 @@ def _find_mismatches(rope: RoPE, key: str, saved: torch.Tensor) -> Iterator[str]
         regimes = [rope.for_length(length).frequencies(head_dim) for length in lengths]
         candidates = [torch.from_numpy(frequencies) for frequencies in regimes]
     except RopeError as error:
-        shape = tuple(values.shape)
-        yield f"{key} has shape {shape}, which does not fit the RoPE: {error}"
+        yield f"{key} has shape {tuple(values.shape)}, which does not fit the RoPE: {error}"
         return
     if any(values.shape == c.shape and torch.allclose(values, c, rtol, 0.0) for c in candidates):
         return

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from rope_xp._arguments import parse
-from rope_xp._core.errors import RopeError
+from rope_xp._core.errors import RopeError, rewording
 from rope_xp._core.typing import Array, Device, Namespace
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
@@ -17,10 +17,9 @@ Numbers: TypeAlias = float | Sequence[float]  # one number for all axes, or one 
 
 def to_host(name: str, values: Any) -> np.ndarray:
     """Return integers or booleans as a numpy array."""
-    try:
+    host = f"{name} must be in host memory, in rows of one length; "
+    with rewording((TypeError, ValueError), host):
         array = np.asarray(values)
-    except (TypeError, ValueError) as error:
-        raise RopeError(f"{name} must be in host memory, in rows of one length; {error}") from error
     if array.dtype.kind not in "iub":
         raise RopeError(f"{name} must hold integers; got {array.dtype}")
     return array

@@ -20,7 +20,8 @@ from support.diffusers_census import BY_HAND
 from torch.utils._pytree import tree_leaves
 
 from rope_xp import RopeConfigError, RopeError
-from rope_xp.integrations._diffusion import grids, models, patching, rotations
+from rope_xp.integrations import _methods
+from rope_xp.integrations._diffusion import grids, models, rotations
 from rope_xp.integrations._diffusion.rotary_modules import ROTARY_MODULES
 from rope_xp.integrations._diffusion.rotations import ROTATIONS
 from rope_xp.integrations.diffusers import from_config
@@ -85,7 +86,7 @@ def test_methods_that_rotate_are_all_replaced_or_listed():
     left = {census.NO_ROTATION, *(f"{name}.__call__" for name in census.LEFT_METHODS)}
     assert left <= set(classes)
     keys = {
-        name: {rotations.find_key(*call) for call in patching.functions_called(kind)}
+        name: {rotations.find_key(*call) for call in _methods.functions_called(kind)}
         for name, kind in classes.items()
     }
     replaced = {name for name in classes if keys[name] and keys[name] <= ROTATIONS.keys()}
@@ -98,7 +99,7 @@ def _functions():
     return {
         f"{function.__module__}.{key}": function
         for kind in census.methods().values()
-        for name, function in patching.functions_called(kind)
+        for name, function in _methods.functions_called(kind)
         if (key := rotations.find_key(name, function)) in ROTATIONS
     }
 

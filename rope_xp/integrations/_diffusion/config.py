@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rope_xp import positions
-from rope_xp._core.errors import RopeConfigError, RopeError
+from rope_xp._core.errors import RopeConfigError, RopeError, rewording
 from rope_xp._core.typing import Array, Device, Namespace
 from rope_xp.hf import _files
 from rope_xp.integrations._diffusion.grids import Grid
@@ -71,13 +71,9 @@ class Positions:
         RopeError
             If a length is not positive, or if the model has no such axis.
         """
-        grid = Grid(
-            _values.check_count("frames", frames),
-            _values.check_count("height", height),
-            _values.check_count("width", width),
-            _values.check_count("text", text, 0),
-            fps,
-        )
+        sizes = {"frames": frames, "height": height, "width": width}
+        frames, height, width = (_values.check_count(name, n) for name, n in sizes.items())
+        grid = Grid(frames, height, width, _values.check_count("text", text, 0), fps)
         row = MODELS[self._name].text
         if grid.text and row is None:
             raise RopeError(f"text = {text}: this model does not rotate its text; leave text out")
@@ -137,10 +133,9 @@ def from_config(config: object) -> RotaryConfig:
     if name not in MODELS:
         known = ", ".join(sorted(MODELS))
         raise RopeConfigError(f"_class_name {name!r} is unknown or does not rotate; known: {known}")
-    try:
+    invalid = TypeError, ValueError, KeyError, ArithmeticError
+    with rewording(invalid, f"config of {name}: ", into=RopeConfigError):
         rope = _build_rope(MODELS[name], values)
-    except (RopeError, TypeError, ValueError, KeyError, ArithmeticError) as error:
-        raise RopeConfigError(f"config of {name}: {error}") from error
     return RotaryConfig(rope, Positions(name, values))
 
 

@@ -6,8 +6,7 @@ the keys of a configuration that override them, with the defaults of the class.
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from rope_xp._core.typing import Layout
 from rope_xp.integrations._diffusion import grids
@@ -16,8 +15,7 @@ from rope_xp.integrations._diffusion.grids import Config, Grid, Lines, Text, ima
 Numbers = Callable[[Config], tuple[int, ...]]
 
 
-@dataclass(frozen=True)
-class ModelRow:
+class ModelRow(NamedTuple):
     sections: Numbers  # how many components of a head each component of a position rotates
     base: float = 10000.0
     base_key: str = ""  # the key of a configuration that holds another base
@@ -28,13 +26,7 @@ class ModelRow:
     position_axes: Numbers | None = None  # of axes that share one series, as in M-RoPE
 
 
-def _key(name: str, *default: int) -> Numbers:
-    return lambda config: tuple(config.get(name, default))
-
-
-def _divide(
-    divide: Callable[[int], tuple[int, ...]], default: int, key: str = "attention_head_dim"
-) -> Numbers:
+def _read(key: str, default: Any, divide: Callable[[Any], tuple[int, ...]] = tuple) -> Numbers:
     return lambda config: divide(config.get(key, default))
 
 
@@ -63,15 +55,8 @@ def _ntk_bases(config: Config, sections: tuple[int, ...]) -> tuple[float, ...]:
 def _strided_axes(config: Config) -> tuple[int, ...]:
     """Every third pair reads the row, every third the column, as in M-RoPE; the rest the frame."""
     counts = config.get("mrope_section", (24, 20, 20))
-    axes = [0] * (config.get("attention_head_dim", 256) // 2)
-    for axis in (1, 2):
-        for pair in range(axis, 3 * counts[axis], 3):
-            axes[pair] = axis
-    return tuple(axes)
-
-
-def _centred(grid: Grid, config: Config) -> list[Any]:
-    return video(grid, config, (0, -grid.height // 2, -grid.width // 2))
+    pairs = range(config.get("attention_head_dim", 256) // 2)
+    return tuple(i % 3 if i < 3 * counts[i % 3] else 0 for i in pairs)
 
 
 def _four_axes(grid: Grid, config: Config) -> list[Any]:
@@ -99,17 +84,17 @@ def _cosmos(grid: Grid, config: Config) -> list[Any]:
     return video(grid, config, step=1 if grid.fps is None else 24 / grid.fps)
 
 
-_FLUX = _key("axes_dims_rope", 16, 56, 56)
-_FLUX2 = _key("axes_dims_rope", 32, 32, 32, 32)
-_KREA = _key("axes_dims_rope", 32, 48, 48)
-_HIDREAM = _key("axes_dims_rope", 64, 32, 32)
-_Z_IMAGE = _key("axes_dims", 32, 48, 48)
-_HUNYUAN = _key("rope_axes_dim", 64, 64)
-_LUMINA = _key("axes_dim_rope", 32, 32, 32)
-_HALVES = _divide(lambda n: (n // 2, n // 2), 40)
-_EIGHTHS = _divide(lambda n: (n // 4, n // 8 * 3, n // 8 * 3), 64)
-_MINIMAX = _divide(lambda n: (2 * n,) * 3, 16, "rope_freq_dim")
-_THETA = "rope_theta"
+_HEAD, _THETA = "attention_head_dim", "rope_theta"
+_FLUX = _read("axes_dims_rope", (16, 56, 56))
+_FLUX2 = _read("axes_dims_rope", (32, 32, 32, 32))
+_KREA = _read("axes_dims_rope", (32, 48, 48))
+_HIDREAM = _read("axes_dims_rope", (64, 32, 32))
+_Z_IMAGE = _read("axes_dims", (32, 48, 48))
+_HUNYUAN = _read("rope_axes_dim", (64, 64))
+_LUMINA = _read("axes_dim_rope", (32, 32, 32))
+_HALVES = _read(_HEAD, 40, lambda n: (n // 2, n // 2))
+_EIGHTHS = _read(_HEAD, 64, lambda n: (n // 4, n // 8 * 3, n // 8 * 3))
+_MINIMAX = _read("rope_freq_dim", 16, lambda n: (2 * n,) * 3)
 
 _AT_ZERO = Text(along=())
 _FRAMES_BEHIND = Text(along=(0,), start=(1, 0, 0), first=False)
@@ -134,22 +119,24 @@ _ROWS: dict[str, ModelRow] = {
     "Flux2Transformer2DModel": ModelRow(_FLUX2, 2000.0, _THETA, _FOURTH, lines=_four_axes),
     "Flux3Transformer2DModel": ModelRow(_FLUX2, 10000.0, _THETA, _FOURTH, lines=_four_axes),
     "QwenImageTransformer2DModel NucleusMoEImageTransformer2DModel": ModelRow(
-        _FLUX, text=Text(along=None, start=grids.half_size), lines=_centred
+        _FLUX,
+        text=Text(along=None, start=grids.half_size),
+        lines=lambda grid, config: video(grid, config, (0, -grid.height // 2, -grid.width // 2)),
     ),
     """
         WanTransformer3DModel WanVACETransformer3DModel WanAnimateTransformer3DModel
         SkyReelsV2Transformer3DModel AnyFlowTransformer3DModel AnyFlowFARTransformer3DModel
-    """: ModelRow(_divide(_thirds, 128)),
-    "SanaVideoTransformer3DModel": ModelRow(_divide(_thirds, 112)),
-    "ChronoEditTransformer3DModel": ModelRow(_divide(_thirds, 128), lines=_chronoedit),
-    "HeliosTransformer3DModel": ModelRow(_key("rope_dim", 44, 42, 42), base_key=_THETA),
+    """: ModelRow(_read(_HEAD, 128, _thirds)),
+    "SanaVideoTransformer3DModel": ModelRow(_read(_HEAD, 112, _thirds)),
+    "ChronoEditTransformer3DModel": ModelRow(_read(_HEAD, 128, _thirds), lines=_chronoedit),
+    "HeliosTransformer3DModel": ModelRow(_read("rope_dim", (44, 42, 42)), base_key=_THETA),
     """
         HunyuanVideoTransformer3DModel HunyuanVideo15Transformer3DModel
         HunyuanVideoFramepackTransformer3DModel MotifVideoTransformer3DModel
-    """: ModelRow(_key("rope_axes_dim", 16, 56, 56), 256.0, _THETA),
+    """: ModelRow(_read("rope_axes_dim", (16, 56, 56)), 256.0, _THETA),
     "HunyuanImageTransformer2DModel": ModelRow(_HUNYUAN, 256.0, _THETA, lines=_hunyuan_image),
     "JoyImageEditTransformer3DModel JoyImageEditPlusTransformer3DModel": ModelRow(
-        _key("rope_dim_list", 16, 56, 56), 256.0, "theta", _BEHIND
+        _read("rope_dim_list", (16, 56, 56)), 256.0, "theta", _BEHIND
     ),
     "CogVideoXTransformer3DModel ConsisIDTransformer3DModel": ModelRow(
         _EIGHTHS, lines=grids.cogvideox
@@ -159,24 +146,24 @@ _ROWS: dict[str, ModelRow] = {
     "Lumina2Transformer2DModel": ModelRow(_LUMINA, text=Text(along=(0,)), lines=_lumina(0)),
     "HiDreamImageTransformer2DModel": ModelRow(_HIDREAM, text=Text(along=(), first=False)),
     "Kandinsky5Transformer3DModel Kandinsky6SRTransformer3DModel": ModelRow(
-        _key("axes_dims", 16, 24, 24)
+        _read("axes_dims", (16, 24, 24))
     ),
-    "Kandinsky6Transformer3DModel": ModelRow(_key("axes_dims", 32, 48, 48)),
+    "Kandinsky6Transformer3DModel": ModelRow(_read("axes_dims", (32, 48, 48))),
     "CosmosTransformer3DModel": ModelRow(
-        _divide(_thirds, 128), layout="half", lines=_cosmos, bases=_ntk_bases
+        _read(_HEAD, 128, _thirds), layout="half", lines=_cosmos, bases=_ntk_bases
     ),
     "CogView4Transformer2DModel": ModelRow(_HALVES, layout="half", lines=grids.cogview4),
     "GlmImageTransformer2DModel": ModelRow(_HALVES, layout="half", lines=image),
     "PRXTransformer2DModel": ModelRow(_prx, base_key="theta", lines=image),
     "MiniMaxH3Transformer3DModel": ModelRow(_MINIMAX, base_key=_THETA, layout="half"),
     "Ideogram4Transformer2DModel": ModelRow(
-        _divide(lambda n: (n,), 256), 5e6, _THETA, layout="half", position_axes=_strided_axes
+        _read(_HEAD, 256, lambda n: (n,)), 5e6, _THETA, layout="half", position_axes=_strided_axes
     ),
-    "MiniMaxMusic3Transformer1DModel": _sound(_divide(lambda n: (n,), 32, "rotary_dim")),
-    "AceStepTransformer1DModel": _sound(_divide(lambda n: (n,), 128, "head_dim"), 1e6, _THETA),
+    "MiniMaxMusic3Transformer1DModel": _sound(_read("rotary_dim", 32, lambda n: (n,))),
+    "AceStepTransformer1DModel": _sound(_read("head_dim", 128, lambda n: (n,)), 1e6, _THETA),
     "LongCatAudioDiTTransformer": _sound(_per_head(("dit_dim", 1536), ("dit_heads", 24)), 1e5),
     "StableAudio3DiTModel": _sound(_per_head(("embed_dim", 1536), ("num_heads", 24), 2)),
-    "StableAudioDiTModel": _sound(_divide(lambda n: (n // 2,), 64)),
+    "StableAudioDiTModel": _sound(_read(_HEAD, 64, lambda n: (n // 2,))),
 }
 MODELS = {name: row for names, row in _ROWS.items() for name in names.split()}
 

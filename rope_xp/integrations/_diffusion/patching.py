@@ -7,13 +7,12 @@ from typing import Any
 import torch
 
 from rope_xp._core.caches import cached
-from rope_xp._core.errors import RopeConfigError, RopeError
+from rope_xp._core.errors import RopeConfigError, RopeError, rewording
 from rope_xp.integrations import _classes, _formats, _methods, _norms
 from rope_xp.integrations._diffusion import rotations
 from rope_xp.integrations._diffusion.config import RotaryConfig, from_config
 from rope_xp.integrations._diffusion.models import OWN_TABLES
 from rope_xp.integrations._diffusion.rotary_modules import ROTARY_MODULES, TABLES_FROM_CALLER
-from rope_xp.integrations._methods import Function
 
 _CONFIG = "rope_xp_config"  # the attribute of a patched rotary module that holds its RotaryConfig
 # Parts of models whose attention has norms. Other blocks of Flux join q to text before they rotate.
@@ -26,10 +25,8 @@ def patch(model: torch.nn.Module, norm: bool) -> None:
     name = type(model).__name__
     parts = dict(_iterate_parts(model))
     _classes.check_unpatched(parts.values())
-    try:
+    with rewording((RopeConfigError, TypeError), f"cannot patch {name}: "):
         config = None if name in OWN_TABLES else from_config(model)
-    except (RopeConfigError, TypeError) as error:
-        raise RopeError(f"cannot patch {name}: {error}") from error
     rotary = {
         path: part
         for path, part in parts.items()
@@ -97,13 +94,9 @@ def load_rotary_module(kind: type) -> type:
     return _classes.rotary_class(kind, row.method, _CONFIG, compute, load_rotary_module)
 
 
-def functions_called(kind: type) -> tuple[tuple[str, Function], ...]:
-    return _methods.functions_called(kind) if _is_of_diffusers(kind) else ()
-
-
 def _is_rotating(model: str, kind: type) -> bool:
     """Return whether a class rotates q and k, after a check that its functions are known."""
-    functions = functions_called(kind)
+    functions = _methods.functions_called(kind) if _is_of_diffusers(kind) else ()
     where = f"{model} ({kind.__name__})"
     for name, function in functions:
         key = rotations.find_key(name, function)

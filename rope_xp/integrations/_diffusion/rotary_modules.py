@@ -6,8 +6,7 @@ any position.
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -18,8 +17,7 @@ from rope_xp.integrations._formats import Format
 from rope_xp.rope import RoPE
 
 
-@dataclass(frozen=True)
-class RotaryModule:
+class RotaryModule(NamedTuple):
     """The replacement of a rotary module's method."""
 
     compute: Callable[..., Any]  # from the RotaryConfig, the module and the method's arguments

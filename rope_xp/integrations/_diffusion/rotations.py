@@ -1,24 +1,22 @@
 """The functions by which diffusers rotates q and k, and their replacements: a row for each."""
 
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
-from rope_xp._core.errors import RopeError
+from rope_xp._core.errors import RopeError, rewording
 from rope_xp._core.typing import Layout
 from rope_xp.angles import Angles
-from rope_xp.integrations import _formats, _norms
+from rope_xp.integrations import _formats, _norms, _rotary
 from rope_xp.integrations._drop_in import load_rope
 from rope_xp.integrations._formats import Format
 from rope_xp.integrations._methods import Function
 
 
-@dataclass(frozen=True)
-class RotationRow:
+class RotationRow(NamedTuple):
     """A way to call a function that rotates."""
 
     form: Format = "neighbours"
@@ -30,7 +28,7 @@ class RotationRow:
     table_axes: str = ""  # empty for the last of ``axes``, as arrays are broadcast
     arrays: int = 1  # how many arrays a call rotates
     partial: bool = False  # a head may be longer than the tables
-    options: dict[str, Any] = field(default_factory=dict)  # of calls that rotate so
+    options: Mapping[str, Any] = {}  # of calls that rotate so
 
     @property
     def layout(self) -> Layout:
@@ -168,18 +166,16 @@ def check_rotations(where: str, name: str, function: Function) -> None:
     for rotation in ROTATIONS[name]:
         arrays, tables = make_example(rotation)
         options = ", ".join(f"{key}={value!r}" for key, value in rotation.options.items())
-        try:
-            with warnings.catch_warnings(action="ignore"):  # of autocast, on a machine without GPU
-                theirs = function(*arrays, *tables, **rotation.options)
-        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
-            msg = f"cannot patch {where}: {name}({options}) takes other arguments now: {error}"
-            raise RopeError(msg) from error
+        call = f"cannot patch {where}: {name}({options})"
+        with (
+            rewording(_rotary.FAILURES, f"{call} takes other arguments now: "),
+            warnings.catch_warnings(action="ignore"),  # of autocast, on a machine without GPU
+        ):
+            theirs = function(*arrays, *tables, **rotation.options)
         ours = _formats.unwrap(rotate_arrays(arrays, tables, rotation))
         if _formats.scaled_error(ours, theirs) > 1:
-            raise RopeError(
-                f"cannot patch {where}: {name}({options}) does not rotate pairs by cos and sin of "
-                f"one angle in the layout {rotation.layout!r}"
-            )
+            layout = f"cos and sin of one angle in the layout {rotation.layout!r}"
+            raise RopeError(f"{call} does not rotate pairs by {layout}")
 
 
 def make_example(rotation: RotationRow) -> tuple[tuple[torch.Tensor, ...], tuple[Any, ...]]:
