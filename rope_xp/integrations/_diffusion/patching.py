@@ -35,7 +35,9 @@ def patch(model: torch.nn.Module, norm: bool) -> None:
     with torch.device("cpu"):  # whatever device the caller has set for new tensors
         for path, part in rotary.items():
             _check_tables(path, part, config)
-        rotating = {kind for kind in map(type, parts.values()) if _is_rotating(name, kind)}
+        rotating = {
+            kind for kind in dict.fromkeys(map(type, parts.values())) if _is_rotating(name, kind)
+        }
     if not rotating:
         raise RopeError(f"cannot patch {name}: found no function that rotates")
     if not rotary and config is not None and name not in TABLES_FROM_CALLER:
