@@ -31,9 +31,9 @@ class Rotate:
         except ImportError as error:
             raise SkipNotImplemented(str(error)) from error
         rotations = importlib.import_module("rope_xp.integrations._diffusion.rotations")
-        patching = importlib.import_module("rope_xp.integrations._diffusion.patching")
+        methods = importlib.import_module("rope_xp.integrations._methods")
         processor = module.FluxAttnProcessor if model == "flux" else module.WanAttnProcessor
-        ((name, function),) = patching.functions_called(processor)
+        ((name, function),) = methods.functions_called(processor)
         known = rotations.ROTATIONS[rotations.find_key(name, function)]
         ours = functools.partial(rotations.rotate_like, known, function)
         tokens, heads = (common.TOKENS, 2) if common.QUICK else SHAPES[model]
