@@ -32,6 +32,19 @@ def test_the_conda_recipe_installs_what_the_wheel_requires() -> None:
     assert {one.replace(" ", "") for one in recipe["requirements"]["host"]} >= set(build)
 
 
+def test_compiled_kernels_are_for_the_first_python_and_all_later_ones() -> None:
+    """By the stable ABI. So one conda package serves all of them, as one wheel does."""
+    major, minor = map(int, PROJECT["requires-python"].removeprefix(">=").split("."))
+    source = (ROOT / "backends" / "rope_xp_backends" / "cpu" / "call.cpp").read_text()
+    assert f"#define Py_LIMITED_API 0x{major:02X}{minor:02X}0000\n" in source
+    assert f"cp{major}{minor}-abi3" in (ROOT / "backends" / "build.py").read_text()
+    recipe = yaml.safe_load((ROOT / "conda" / "recipe.yaml").read_text())
+    assert "noarch" not in recipe["build"]
+    assert recipe["build"]["python"]["version_independent"]
+    assert '${{ compiler("cxx") }}' in recipe["requirements"]["build"]
+    assert f"python-abi3 {major}.{minor}.*" in recipe["requirements"]["host"]
+
+
 def test_what_builds_a_release_has_hashes() -> None:
     """pip and uv refuse a file in which one is missing."""
     lines = (ROOT / "constraints" / "release.txt").read_text()
@@ -54,7 +67,7 @@ def test_pins_of_releases_are_those_of_tests():
 
     tests, releases = pins("test.txt"), pins("release.txt")
     shared = set(tests) & set(releases)
-    assert {"build", "hatchling", "hatch-fancy-pypi-readme"} <= shared
+    assert {"build", "hatchling", "hatch-fancy-pypi-readme", "ziglang"} <= shared
     assert {name: releases[name] for name in shared} == {name: tests[name] for name in shared}
     # torch for GPUs pins its own versions of these, and could not be installed beside others.
     assert not [name for name in tests if name.startswith("nvidia-")]
