@@ -14,7 +14,6 @@ from rope_xp._dispatch import find
 
 Row = TypeVar("Row")
 _OPTIONAL_PACKAGES = (
-    ("llvmlite", "the slower paths run", ("numpy:cpu", "torch:cpu")),
     ("triton", "the slower paths run", ("torch:gpu",)),
     ("ml_dtypes", "no bfloat16", ("numpy:cpu", "cupy:gpu", "dask:cpu")),
 )

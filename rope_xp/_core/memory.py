@@ -8,8 +8,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from rope_xp._core.caches import cached
-
 Ints: TypeAlias = tuple[int, ...]
 
 ACCESS = 16
@@ -61,11 +59,20 @@ def get_span(memory: Memory | None) -> MemorySpan | None:
     return MemorySpan(memory, start, end + memory.itemsize)
 
 
+MAX_WORK = 1 << 20
+"""How many places numpy searches for a common element, in milliseconds. The search has no bound
+otherwise, as it solves an equation in integers."""
+
+
 def have_overlap(a: MemorySpan | None, b: MemorySpan | None) -> bool:
-    """Return whether two arrays are known to have an element in common."""
+    """Return whether two arrays are known to have an element in common, or are too hard to tell."""
     if a is None or b is None or a.end <= b.start or b.end <= a.start:
         return False  # nearly always; numpy takes 10 us
-    return np.shares_memory(*(_as_array_interface(x.memory) for x in (a, b)))
+    first, second = (_as_array_interface(x.memory) for x in (a, b))
+    try:
+        return np.shares_memory(first, second, max_work=MAX_WORK)  # type: ignore[arg-type]  # any bound
+    except np.exceptions.TooHardError:
+        return True
 
 
 def _as_array_interface(memory: Memory) -> Any:
@@ -80,26 +87,6 @@ class StridedLayout(NamedTuple):
 
     shape: Ints
     strides: Ints
-
-
-Extent: TypeAlias = MemorySpan
-"""Where the elements of an array lie around its address."""
-
-
-def measure_extent(shape: Ints, strides: Ints, itemsize: int) -> Extent:
-    """Return the extent of an array. Strides are in bytes."""
-    return get_span(Memory(0, shape, strides, itemsize, True))  # type: ignore[return-value]  # not None
-
-
-@cached(512)
-def share_elements(a: Extent, b: Extent, distance: int) -> bool:
-    """Return whether arrays have an element in common; the address of b is that of a + distance."""
-    address = 1 << 62  # so that none is negative
-    first, second = (
-        MemorySpan(x.memory._replace(pointer=pointer), pointer + x.start, pointer + x.end)
-        for x, pointer in ((a, address), (b, address + distance))
-    )
-    return have_overlap(first, second)
 
 
 class CollapsedDim(NamedTuple):

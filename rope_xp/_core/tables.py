@@ -35,11 +35,12 @@ class DigitTables:
     """(r/2,), for the fractional part of positions."""
     component: Array | None
     """(r/2,) int32: the position component that each frequency reads; None for one component."""
-    pointers: Any = field(default=None, kw_only=True)
-    """Addresses of the arrays above as a C array, where they lie in the memory of this process."""
+
+    handle: Any = field(default=None, kw_only=True)
+    """What a backend's native code made of the arrays above, and keeps with them."""
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.low, self.middle, self.high, self.frequencies, self.component))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return DigitTables, tuple(self)  # a copy lies elsewhere
+        return DigitTables, tuple(self)  # a copy has a handle of its own

@@ -8,6 +8,7 @@ import pytest
 from support import cuda_on_cpu
 from support.exhaustive import exhaustive
 from support.programs import printed
+from support.targets import NATIVE_MODULE
 
 
 # Steps are primes, so that they reach every width of every dtype and layout. The short suite
@@ -16,7 +17,7 @@ from support.programs import printed
 @pytest.mark.parametrize(
     ("path", "every", "count"),
     [
-        *(("llvm", 541, 8), exhaustive("llvm", 41, 108)),
+        *(("native", 541, 8), exhaustive("native", 41, 108)),
         *(exhaustive("streaming", 79, 56), exhaustive("norm", 79, 56)),
         *(exhaustive("cuda", 17, 256), exhaustive("triton", 191, 24)),
     ],
@@ -24,7 +25,7 @@ from support.programs import printed
 def test_kernels_touch_nothing_beyond_an_array(path, every, count):
     if path == "cuda" and (reason := cuda_on_cpu.decline_reason()):
         pytest.skip(reason)
-    for module in {"cuda": [], "triton": ["torch", "triton"]}.get(path, ["llvmlite"]):
+    for module in {"cuda": [], "triton": ["torch", "triton"]}.get(path, [NATIVE_MODULE]):
         if importlib.util.find_spec(module) is None:
             pytest.skip(f"{module} is not installed")
     if path == "triton" and version("triton").startswith("3.6."):
@@ -48,7 +49,7 @@ GUARDED = {"MALLOC_PERTURB_": "165", "PYTHONMALLOC": "malloc"}
     ],
 )
 def test_cached_calls_on_reused_and_freed_memory_are_right(library, count, seed):
-    for module in (library, "llvmlite"):
+    for module in (library, NATIVE_MODULE):
         if importlib.util.find_spec(module) is None:
             pytest.skip(f"{module} is not installed")
     output = printed("cached_calls.py", library, count, seed, options=FAULTS, **GUARDED)

@@ -160,10 +160,10 @@ def test_a_path_that_fails_to_start_leaves_the_call_to_the_next(paths):
 
 
 def test_unknown_and_missing_paths_are_refused_by_name(monkeypatch):
-    message = "numpy arrays have only: llvm, chunked, portable"
+    message = "numpy arrays have only: native, chunked, portable"
     with rope_xp.use_path("jit"), pytest.raises(RopeError, match=message):
         rope_xp.apply(X, X)
-    message = "there is no path 'warp'; known are portable, llvm, .*, triton, jit"
+    message = "there is no path 'warp'; known are portable, native, .*, triton, jit"
     with pytest.raises(RopeError, match=message), rope_xp.use_path("warp"):
         pass
     row = Library("no_such_library", (("A", find.libraries[0].load),), "torch", ("swift",))
@@ -179,7 +179,7 @@ WARP = "there is no path 'warp', set by the environment variable ROPE_XP_PATH"
 def test_the_environment_forces_a_path_by_name():
     code = "import numpy as np, rope_xp; x = np.ones((2, 2, 4)); print(rope_xp.explain(x, x))"
     assert run("-c", code, ROPE_XP_PATH="portable") == "numpy: portable (forced)\n"
-    with pytest.raises(AssertionError, match=f"RopeError: {WARP}; known are portable, llvm"):
+    with pytest.raises(AssertionError, match=f"RopeError: {WARP}; known are portable, native"):
         run("-c", code, ROPE_XP_PATH="warp")
 
 

@@ -19,7 +19,7 @@ CACHES = {  # axes of k, shape and axes of the cache, slots of two calls
 }
 
 
-@pytest.mark.parametrize("backend", rows(("numpy-llvm", "array-api-strict", "torch", "cupy")))
+@pytest.mark.parametrize("backend", rows(("numpy-native", "array-api-strict", "torch", "cupy")))
 @pytest.mark.parametrize("kind", CACHES)
 @pytest.mark.parametrize("result", ["new", "in place"])
 def test_later_calls_write_as_the_first_did(backend, kind, result, rng, monkeypatch):

@@ -12,7 +12,7 @@ from support.targets import TARGETS, rows, truth
 
 from rope_xp import QKNorm, RoPE, RopeError, apply_angles, apply_tables
 
-HOSTS = rows(("numpy-portable", "numpy-chunked", "numpy-llvm", "torch", "torch-llvm"))
+HOSTS = rows(("numpy-portable", "numpy-chunked", "numpy-native", "torch", "torch-native"))
 # cos and sin within 1.2e-7 each, |x| below 5, and two roundings of the rotation.
 CLOSE = {"rtol": 0, "atol": 3e-6}
 

@@ -64,7 +64,7 @@ def test_norms_of_every_backend_equal_the_portable_path(backend, rope, kind, dty
     length = {"none": 40, "heads": 40}.get(kind, len(arrays[-1]))
     reasons: dict[str, str] = {}
     if kind == "heads":
-        reasons |= dict.fromkeys(("llvm", "cuda", "triton"), "one weight for all heads")
+        reasons |= dict.fromkeys(("native", "cuda", "triton"), "one weight for all heads")
     if length != (ROPES[rope].rotary_dim or 40) or (kind == "float64") > (dtype == "float64"):
         reasons["cuda"] = "normalizes what is rotated"
     if backend.path in reasons:
@@ -90,7 +90,7 @@ def test_kernels_of_every_length_have_the_bits_of_the_formula(layout, n, dtype, 
     wide, weight = sample(rng, 70, 3, n + 9, dtype=dtype), sample(rng, n + 5, dtype=dtype)
     x = wide[:, :, 2 : n + 7]
     expected = truth(rope.rotate, x, norm=(weight, 1e-6))
-    with rope_xp.use_path("llvm"):
+    with rope_xp.use_path("native"):
         for out in (None, x):
             same(rope.rotate(x, norm=(weight, 1e-6), out=out), expected)
 
@@ -189,9 +189,9 @@ def test_norms_passed_in_every_way_give_the_same_bits(rng):
         (rope.rotate(q, norm=norm), expected[1]),
     ):
         same(pair, expected)
-    assert rope_xp.explain(q, k, rope=rope, norm=norm).path == "llvm"
+    assert rope_xp.explain(q, k, rope=rope, norm=norm).path == "native"
     declined = rope_xp.explain(q, k, rope=rope, norm=QKNorm(w, w, round_between=True)).declined
-    assert ("llvm", "its kernels do not round between norm and rotation") in declined
+    assert ("native", "its kernels do not round between norm and rotation") in declined
 
 
 # --- weights: read at each call, whatever their memory --------------------------------------------
@@ -254,7 +254,7 @@ def test_gradients_of_torch_equal_differences(rope, kind):
     assert torch.autograd.gradcheck(apply, inputs, fast_mode=True)
     assert torch.autograd.gradgradcheck(apply, inputs, fast_mode=True)
     q, k, *weights = inputs
-    assert rope_xp.explain(q, k, rope=ROPES[rope], norm=QKNorm(*weights)).path == "llvm"
+    assert rope_xp.explain(q, k, rope=ROPES[rope], norm=QKNorm(*weights)).path == "native"
 
 
 def test_gradients_compiled_and_checkpointed_equal_plain_ones():

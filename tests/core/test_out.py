@@ -13,8 +13,8 @@ import rope_xp
 from rope_xp import RoPE, RopeError
 
 WRITING = (
-    *("numpy-portable", "numpy-chunked", "numpy-llvm", "numpy-cuda", "array-api-strict"),
-    *("torch", "torch-llvm", "torch:gpu", "cupy", "cupy-portable"),
+    *("numpy-portable", "numpy-chunked", "numpy-native", "numpy-cuda", "array-api-strict"),
+    *("torch", "torch-native", "torch:gpu", "cupy", "cupy-portable"),
 )
 HALF = RoPE(layout="half")
 

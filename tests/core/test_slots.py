@@ -48,7 +48,7 @@ def test_slots_move_and_others_stay(backend, axes, where, rng):
     np.testing.assert_array_equal(backend.back(unmoved), cache)
 
 
-WRITING = ("numpy-llvm", "array-api-strict", "torch", "torch-llvm", "torch:gpu", "cupy")
+WRITING = ("numpy-native", "array-api-strict", "torch", "torch-native", "torch:gpu", "cupy")
 
 
 @pytest.mark.parametrize("backend", rows(WRITING))
@@ -219,7 +219,7 @@ def test_new_keys_go_where_letters_of_the_cache_say(backend, axes, names, chosen
     same(backend.back(got[1]), fill_named(cache, names, backend.back(rotated[1]), slots, axes))
 
 
-@pytest.mark.parametrize("backend", rows(("numpy-llvm", "torch-llvm")))
+@pytest.mark.parametrize("backend", rows(("numpy-native", "torch-native")))
 @pytest.mark.parametrize("names", NAMED)
 @pytest.mark.parametrize("kind", ["bfloat16", "float32", "norm", "angles", "heads", "overlap"])
 def test_kernels_write_to_scattered_slots(backend, names, kind, rng, monkeypatch):

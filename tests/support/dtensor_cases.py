@@ -365,7 +365,7 @@ def paths(mesh):
     cut = distribute_tensor(Q, mesh, [Shard(3)])
     weight = distribute_tensor(sample(16), mesh, [Shard(0)])
     if dist.get_rank() == 0:  # the others are not waited for
-        assert rope_xp.explain(q, k, norm=QKNorm(weight, weight)).path == "llvm"
+        assert rope_xp.explain(q, k, norm=QKNorm(weight, weight)).path == "native"
         assert rope_xp.explain(q, k, POSITIONS).library == "torch DTensor"
         size = {"shape": (TOKENS,), "stride": (1,)}
         alone = DTensor.from_local(POSITIONS[:4], mesh, [Shard(0)], **size)

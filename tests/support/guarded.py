@@ -1,6 +1,6 @@
 """Rotations of arrays that lie against pages nobody may touch: what reads beyond them crashes.
 
-python tests/support/guarded.py llvm|streaming|norm|cuda|triton [EVERY]
+python tests/support/guarded.py native|streaming|norm|cuda|triton [EVERY]
 """
 
 import contextlib
@@ -76,11 +76,12 @@ def cases():
 
 def main(path, every="1"):
     count, norm, normalizes = 0, None, path == "norm"
-    path = "llvm" if normalizes else path
+    path = "native" if normalizes else path
     if path == "streaming":
-        path = "llvm"
-        importlib.import_module("rope_xp_backends.cpu.launch").BYTES_TO_STREAM = 1
-        importlib.import_module("rope_xp_backends.cpu.plan").BYTES_TO_RELEASE = -1
+        path = "native"
+        native = importlib.import_module("rope_xp_backends.cpu._native")
+        native.tune("large_bytes", 1)
+        native.tune("release_bytes", 1)
     with running(path) as (backend, own):
         for end in (False, True):
             call_cache.CALLS.cache_clear()  # which holds on to tables

@@ -133,7 +133,8 @@ JAX = {
     "set_up": _forbid_rank_promotion,
     "compiles": True,
 }
-LLVM = {"path": "llvm", "needs": "llvmlite"}
+NATIVE_MODULE = "rope_xp_backends.cpu._native"
+NATIVE = {"path": "native", "needs": NATIVE_MODULE}
 TRITON = {"path": "triton", "needs": "triton"}
 CUDA = {"lent": cuda_on_cpu.PATH, "decline_reason": cuda_on_cpu.decline_reason}
 COMPILED = {"run": _run_compiled, "compiles": True}
@@ -145,14 +146,14 @@ TARGETS = (
     Target("numpy", "numpy", put=_put_read_only),
     Target("numpy-portable", "numpy", put=np.copy, path="portable"),
     Target("numpy-chunked", "numpy", put=np.copy, path="chunked"),
-    Target("numpy-llvm", "numpy", put=np.copy, **LLVM),
+    Target("numpy-native", "numpy", put=np.copy, **NATIVE),
     Target("numpy-cuda", "numpy", put=np.copy, path="cuda", needs="nvidia", **CUDA),
     Target("array-api-strict", **_strict("CPU_DEVICE")),
     Target("array-api-strict:device1", **_strict("device1")),
     Target("torch", "torch", "torch:cpu", path="portable"),
-    Target("torch-llvm", "torch", "torch:cpu", **LLVM),
+    Target("torch-native", "torch", "torch:cpu", **NATIVE),
     Target("torch-compile", "torch", "torch:cpu", path="portable", **TRACED),
-    Target("torch-compile-llvm", "torch", "torch:cpu", **COMPILED, **LLVM),
+    Target("torch-compile-native", "torch", "torch:cpu", **COMPILED, **NATIVE),
     Target("jax", "jax", "jax:cpu", **JAX),
     Target("jax-jit", "jax", "jax:cpu", run=_run_jitted, **JAX),
     Target("jax-jit-gpu", "jax", "jax:cpu", run=_run_jitted, path="jit-gpu", **JAX),
@@ -170,7 +171,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Whether this process tests Triton's kernel, and nothing else, interpreted by numpy."""
 
 # The path of torch's operator around kernels in this process.
-KERNELS, COMPILER = ("triton", "triton") if INTERPRETED else ("llvm", "llvmlite")
+KERNELS, COMPILER = ("triton", "triton") if INTERPRETED else ("native", NATIVE_MODULE)
 
 if INTERPRETED:
     TARGETS = (

@@ -22,13 +22,23 @@ extern "C" const Kernels rope_xp_kernels_0;
 
 namespace {
 
-const I BYTES_TO_RELEASE = 1 << 15;    // larger arrays are rotated while other threads run Python
-const I ELEMENTS_A_THREAD = 1 << 19;   // rotated in the time that a thread takes to start, twice
-const I BYTES_TO_STREAM = 1 << 25;     // larger results leave the last cache before they are read
-const I ANGLE_BYTES = 1 << 14;         // cos and sin of a block stay in the first cache,
-const I FAR_ANGLE_BYTES = 1 << 21;     // but where heads lie far apart, long runs of tokens stream
-const I FAR_BYTES = 1 << 22;
+// Sizes at which a call changes its ways. Tests change them by `tune`.
+struct Threshold {
+  const char* name;
+  I value;
+};
+enum { RELEASE_BYTES, THREAD_ELEMENTS, LARGE_BYTES, ANGLE_BYTES, FAR_BYTES, FAR_ANGLE_BYTES, THRESHOLDS };
+Threshold thresholds[THRESHOLDS] = {
+    {"release_bytes", 1 << 15},     // larger arrays are rotated while other threads run Python
+    {"thread_elements", 1 << 19},   // of which a thread rotates at least so many, as starting one takes time
+    {"large_bytes", 1 << 25},       // larger arrays leave the last cache before they are read again
+    {"angle_bytes", 1 << 14},       // cos and sin of a block, which stay in the first cache,
+    {"far_bytes", 1 << 22},         // but in larger arrays where heads lie far apart,
+    {"far_angle_bytes", 1 << 21},   // have so many bytes, as long runs of tokens stream
+};
 const int MAX_THREADS = 256;
+
+I find_threshold(int i) { return thresholds[i].value; }
 
 // --- instruction sets ----------------------------------------------------------------------------
 
@@ -148,8 +158,9 @@ bool read_ints(PyObject* sequence, I* to, int most, int* count) {
 }
 
 // Reads an array of numpy or torch by its fields, or another by describe(x): its address, the number
-// of its dtype, its shape and its strides in bytes. Sets an error and returns false if it does not fit.
-bool read_array(PyObject* object, PyObject* describe, Array& x) {
+// of its dtype, its shape and its strides in bytes. Sets an error and returns false if it does not
+// fit. An array without memory, such as a functional tensor, is `absent`.
+bool read_array(PyObject* object, PyObject* describe, Array& x, bool& absent) {
   PyObject* type = (PyObject*)Py_TYPE(object);
   bool known = false;
   if (type == numpy_type) {
@@ -169,10 +180,11 @@ bool read_array(PyObject* object, PyObject* describe, Array& x) {
     if (!read_ints(shape, x.shape, MAX_DIMS, &x.ndim) || !read_ints(strides, x.strides, MAX_DIMS, &ndim)) return false;
     if (ndim != x.ndim) x.dtype = NO_DTYPE;
   }
-  if (x.dtype == NO_DTYPE || x.ndim > MAX_DIMS || (!x.data && !is_empty(x))) {
-    PyErr_SetString(PyExc_ValueError, "an array has a dtype, axes or memory that kernels do not read");
+  if (x.dtype == NO_DTYPE || x.ndim > MAX_DIMS) {
+    PyErr_SetString(PyExc_ValueError, "an array has a dtype or axes that kernels do not read");
     return false;
   }
+  absent = absent || (!x.data && !is_empty(x));
   return true;
 }
 
@@ -271,7 +283,10 @@ void collapse(Job& job, const Axes& axes, const Array* const xs[], const Array* 
 bool split_segments(Job& job, const int32_t* component) {
   I runs = 0;
   for (I i = 0; i < job.pairs; i++) {
-    if (component[i] < 0 || component[i] >= job.components) return fail("a component of positions does not exist");
+    if (component[i] < 0 || component[i] >= job.components) {
+      PyErr_Format(PyExc_ValueError, "components must be indices below %lld", (long long)job.components);
+      return false;
+    }
     runs += i == 0 || component[i] != component[i - 1];
   }
   job.component = component, job.segments = 0;
@@ -362,13 +377,14 @@ struct Call {
   Axes axes;
   Array x[2], y[2], weight[2], angle[2], offsets;
   int arrays, weights, angles;
+  bool absent;
 };
 
-bool read_group(PyObject* group, PyObject* describe, Array to[2], int* count) {
+bool read_group(PyObject* group, PyObject* describe, Array to[2], int* count, bool& absent) {
   *count = PyTuple_Check(group) ? (int)PyTuple_Size(group) : -1;
   if (*count < 0 || *count > 2) return fail("arrays come in tuples of at most two");
   for (int i = 0; i < *count; i++)
-    if (PyTuple_GetItem(group, i) != Py_None && !read_array(PyTuple_GetItem(group, i), describe, to[i])) return false;
+    if (PyTuple_GetItem(group, i) != Py_None && !read_array(PyTuple_GetItem(group, i), describe, to[i], absent)) return false;
   return true;
 }
 
@@ -379,27 +395,62 @@ bool is_contiguous(const Array& x) {
   return true;
 }
 
-// Digit tables (low, middle, high, frequencies, component), of which the last may be None.
-bool read_tables(Call& call, PyObject* tables, PyObject* describe, Dtype dtype) {
-  Ref fields(PySequence_Tuple(tables));
-  if (!fields.object) return false;
-  if (PyTuple_Size(fields) != 5) return fail("digit tables have five fields");
-  Job& job = call.job;
-  const I r = job.pairs, rows[] = {DIGIT, DIGIT, TOP_DIGIT + 1};
-  const void** to[] = {&job.low, &job.middle, &job.high, &job.frequencies};
+// Digit tables, with a reference to the arrays that they lie in.
+struct Tables {
+  PyObject* owner;
+  Dtype dtype;
+  I pairs;
+  const void *low, *middle, *high, *frequencies;  // frequencies may be null
+  const int32_t* component;                       // null where positions have one component
+};
+const char TABLES_NAME[] = "rope_xp.tables";
+
+void free_tables(PyObject* capsule) {
+  Tables* tables = (Tables*)PyCapsule_GetPointer(capsule, TABLES_NAME);
+  Py_DECREF(tables->owner);
+  free(tables);
+}
+
+// read_tables(fields, describe): a handle of digit tables (low, middle, high, frequencies, component),
+// of which the last two may be None. It keeps them alive, and never changes.
+PyObject* read_tables(PyObject*, PyObject* args) {
+  PyObject *fields, *describe;
+  if (!PyArg_ParseTuple(args, "O!O", &PyTuple_Type, &fields, &describe)) return nullptr;
+  if (PyTuple_Size(fields) != 5) return fail("digit tables have five fields"), nullptr;
+  Array x[5];
+  bool fits = true, absent = false, given[5];
   for (int i = 0; i < 5; i++) {
     PyObject* field = PyTuple_GetItem(fields, i);
-    Array x;
-    if (i == 4 && call.angles == 0) continue;  // implicit positions are those of all components
-    if (field == Py_None && (i == 4 || (i == 3 && call.angles < 2))) continue;
-    if (!read_array(field, describe, x)) return false;
-    bool fits = is_contiguous(x) && x.dtype == (i == 4 ? INT32 : dtype) && x.ndim == (i < 3 ? 2 : 1);
-    if (!fits || (i < 3 ? x.shape[0] != rows[i] || x.shape[1] != 2 * r : x.shape[0] != r))
-      return fail("digit tables do not fit the rotation");
-    if (i < 4) *to[i] = x.data;
-    else if (!split_segments(job, (const int32_t*)x.data)) return false;
+    given[i] = i < 3 || field != Py_None;
+    if (given[i] && !read_array(field, describe, x[i], absent)) return nullptr;
   }
-  return true;
+  const I r = x[0].ndim == 2 ? x[0].shape[1] / 2 : 0, rows[] = {DIGIT, DIGIT, TOP_DIGIT + 1};
+  for (int i = 0; i < 5 && fits; i++) {
+    if (!given[i]) continue;
+    fits = is_contiguous(x[i]) && x[i].dtype == (i == 4 ? INT32 : x[0].dtype) && x[i].ndim == (i < 3 ? 2 : 1);
+    fits = fits && (i < 3 ? x[i].shape[0] == rows[i] && x[i].shape[1] == 2 * r : x[i].shape[0] == r);
+  }
+  if (!fits || absent || r < 1) return fail("digit tables do not fit each other"), nullptr;
+  Tables* tables = (Tables*)malloc(sizeof(Tables));
+  if (!tables) return PyErr_NoMemory();
+  *tables = {Py_NewRef(fields), x[0].dtype, r, x[0].data, x[1].data, x[2].data,
+             given[3] ? x[3].data : nullptr, given[4] ? (const int32_t*)x[4].data : nullptr};
+  PyObject* capsule = PyCapsule_New(tables, TABLES_NAME, free_tables);
+  if (!capsule) Py_DECREF(tables->owner), free(tables);
+  return capsule;
+}
+
+bool place_tables(Call& call, PyObject* capsule, bool has_components) {
+  Job& job = call.job;
+  const Tables* t = (const Tables*)PyCapsule_GetPointer(capsule, TABLES_NAME);
+  if (!t) return false;
+  if (t->dtype != (job.dtype == FLOAT64 ? FLOAT64 : FLOAT32) || t->pairs != job.pairs || (call.angles > 1 && !t->frequencies))
+    return fail("digit tables do not fit the rotation");
+  job.low = t->low, job.middle = t->middle, job.high = t->high, job.frequencies = t->frequencies;
+  job.segments = 1, job.segment[0] = {0, job.pairs};
+  if (call.angles == 0) return true;  // implicit positions are those of all components
+  if (has_components != (t->component != nullptr)) return fail("positions have components, or frequencies read some");
+  return !t->component || split_segments(job, t->component);
 }
 
 // Checks positions and their fractions, or cos and sin, and takes their last or first axis, of
@@ -477,10 +528,12 @@ bool place_operands(Call& call) {
 
 // rotate(arrays, results, weights, angles, offsets, tables, spec, describe, limit_threads, checks)
 //
+// tables: a handle of read_tables, or None where angles are cos and sin.
 // spec: (batch and tokens axes, heads axis or -1, interleaved_in, interleaved_out, inverse, offset,
 // pairs, axis of components: -1, 0 or 1 for the last, eps or None, weight_offset, normalizes_rest).
-// Returns whether arrays were rotated. If not, nothing was written: as `checks`, it found positions
-// out of range, or could not see that results overlap nothing else.
+// Returns whether arrays were rotated. If not, nothing was written: an array has no memory, or of the
+// `checks` 1 found positions out of range, or 2 did not see that results overlap nothing else. Check 4
+// returns the bytes of the job in place of running it, for kernels of another processor.
 PyObject* rotate(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (count != 10) return fail("rotate takes ten arguments"), nullptr;
   PyObject *describe = args[7], *limit = args[8], *axes, *eps;
@@ -488,6 +541,7 @@ PyObject* rotate(PyObject*, PyObject* const* args, Py_ssize_t count) {
   Job& job = call.job;
   memset(&job, 0, sizeof job);
   memset(call.weight, 0, sizeof call.weight);
+  call.absent = false;
   int in, out, inverse, component_axis, rest, results, offsets;
   if (!PyArg_ParseTuple(args[6], "OLpppLLiOdp", &axes, &call.axes.heads, &in, &out, &inverse, &job.before,
                         &job.pairs, &component_axis, &eps, &job.weight_offset, &rest))
@@ -496,17 +550,14 @@ PyObject* rotate(PyObject*, PyObject* const* args, Py_ssize_t count) {
   job.normalized = eps != Py_None, job.lookup = args[5] != Py_None;
   if (job.normalized) job.eps = PyFloat_AsDouble(eps);
   if (PyErr_Occurred() || !read_ints(axes, call.axes.batch_tokens, MAX_DIMS, &call.axes.count)) return nullptr;
-  if (!read_group(args[0], describe, call.x, &call.arrays) || !read_group(args[1], describe, call.y, &results) ||
-      !read_group(args[2], describe, call.weight, &call.weights) || !read_group(args[3], describe, call.angle, &call.angles) ||
-      !read_group(args[4], describe, &call.offsets, &offsets))
+  if (!read_group(args[0], describe, call.x, &call.arrays, call.absent) || !read_group(args[1], describe, call.y, &results, call.absent) ||
+      !read_group(args[2], describe, call.weight, &call.weights, call.absent) || !read_group(args[3], describe, call.angle, &call.angles, call.absent) ||
+      !read_group(args[4], describe, &call.offsets, &offsets, call.absent))
     return nullptr;
   if (call.arrays < 1 || call.arrays != results || offsets > 1 || (!job.lookup && call.angles != 2))
     return fail("arguments do not fit each other"), nullptr;
   if (!place_operands(call) || !read_angles(call, component_axis)) return nullptr;
-  if (job.lookup && !read_tables(call, args[5], describe, job.dtype == FLOAT64 ? FLOAT64 : FLOAT32)) return nullptr;
-  if (job.lookup && call.angles && (component_axis >= 0) != (job.component != nullptr))
-    return fail("positions have components, or frequencies read some"), nullptr;
-  if (!job.component) job.segments = 1, job.segment[0] = {0, job.pairs};
+  if (job.lookup && !place_tables(call, args[5], component_axis >= 0)) return nullptr;
   if (offsets) {
     bool fits = call.arrays == 2 && call.offsets.dtype == INT64 && call.offsets.ndim == call.x[1].ndim;
     for (int i = 0; fits && i < call.axes.count; i++)
@@ -529,7 +580,7 @@ PyObject* rotate(PyObject*, PyObject* const* args, Py_ssize_t count) {
   }
   const long checks = PyLong_AsLong(args[9]);
   if (PyErr_Occurred()) return nullptr;
-  if ((checks & 2) && !apart) Py_RETURN_FALSE;
+  if (call.absent || ((checks & 2) && !apart)) Py_RETURN_FALSE;
   const Array* xs[] = {&call.x[0], &call.y[0], call.arrays > 1 ? &call.x[1] : nullptr, call.arrays > 1 ? &call.y[1] : nullptr, offsets ? &call.offsets : nullptr};
   const Array* angles[] = {call.angles > 0 ? &call.angle[0] : nullptr, call.angles > 1 ? &call.angle[1] : nullptr};
   collapse(job, call.axes, xs, angles, call.angles ? call.angle[0].ndim : 0);
@@ -540,10 +591,11 @@ PyObject* rotate(PyObject*, PyObject* const* args, Py_ssize_t count) {
     const I head = job.operand[k].x_head, token = last.steps[2 * k];
     far |= job.operand[k].heads > 1 && (head < 0 ? -head : head) > (token < 0 ? -token : token);
   }
-  job.block = (far && bytes >= FAR_BYTES ? FAR_ANGLE_BYTES : ANGLE_BYTES) / (2 * job.pairs * (job.dtype == FLOAT64 ? 8 : 4));
+  job.block = find_threshold(far && bytes >= find_threshold(FAR_BYTES) ? FAR_ANGLE_BYTES : ANGLE_BYTES) / (2 * job.pairs * (job.dtype == FLOAT64 ? 8 : 4));
   job.block = job.block < 1 ? 1 : job.block < last.length ? job.block : last.length;
-  job.is_large = bytes >= BYTES_TO_STREAM;
-  I threads = elements / ELEMENTS_A_THREAD;
+  job.is_large = bytes >= find_threshold(LARGE_BYTES);
+  if (checks & 4) return PyBytes_FromStringAndSize((const char*)&job, sizeof job);
+  I threads = elements / find_threshold(THREAD_ELEMENTS);
   if (threads > 1) {
     Ref most(PyObject_CallFunctionObjArgs(limit, nullptr));
     const I n = most.object ? PyLong_AsLongLong(most) : 0;
@@ -551,7 +603,7 @@ PyObject* rotate(PyObject*, PyObject* const* args, Py_ssize_t count) {
     threads = threads < n ? threads : n;
   }
   bool done;
-  if (bytes > BYTES_TO_RELEASE) {
+  if (bytes > find_threshold(RELEASE_BYTES) || threads > 1) {
     PyThreadState* state = PyEval_SaveThread();
     done = run_parts(job, level->kernels, threads);
     PyEval_RestoreThread(state);
@@ -621,10 +673,26 @@ PyObject* use_level(PyObject*, PyObject* name) {
   return fail("this processor lacks the instruction set"), nullptr;
 }
 
+// tune(name, value): change a threshold, and return its value until now.
+PyObject* tune(PyObject*, PyObject* args) {
+  const char* name;
+  long long value;
+  if (!PyArg_ParseTuple(args, "sL", &name, &value)) return nullptr;
+  for (Threshold& threshold : thresholds)
+    if (strcmp(threshold.name, name) == 0 && value > 0) {
+      const I before = threshold.value;
+      threshold.value = value;
+      return PyLong_FromLongLong(before);
+    }
+  return fail("no threshold has this name, or value"), nullptr;
+}
+
 PyMethodDef methods[] = {
     {"rotate", (PyCFunction)(void*)rotate, METH_FASTCALL, nullptr},
+    {"read_tables", read_tables, METH_VARARGS, nullptr},
     {"set_up_numpy", set_up_numpy, METH_VARARGS, nullptr},
     {"set_up_torch", set_up_torch, METH_VARARGS, nullptr},
+    {"tune", tune, METH_VARARGS, nullptr},
     {"levels", list_levels, METH_NOARGS, nullptr},
     {"use_level", use_level, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},

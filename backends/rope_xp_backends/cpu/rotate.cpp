@@ -417,25 +417,30 @@ template <class T> INLINE void scale(const T* x, T* y, const Compute<T>* w, I co
   });
 }
 
-template <class C> C read_number(const char* p, Dtype dtype) {
-  switch (dtype) {
-    case FLOAT16: {
-      Vec<uint16_t, 4> h = {read<uint16_t>(p)};
-      return (C)from_float16<4>(h)[0];
-    }
-    case BFLOAT16: {
-      uint32_t bits = (uint32_t)read<uint16_t>(p) << 16;
-      return (C)read<float>(&bits);
-    }
-    case FLOAT32: return (C)read<float>(p);
-    default: return (C)read<double>(p);
+template <class C, class T> INLINE C read_number(const char* p) {
+  if constexpr (SAME<T, float16>) {
+    Vec<uint16_t, 4> h = {read<uint16_t>(p)};
+    return (C)from_float16<4>(h)[0];
+  } else if constexpr (SAME<T, bfloat16>) {
+    uint32_t bits = (uint32_t)read<uint16_t>(p) << 16;
+    return (C)read<float>(&bits);
+  } else {
+    return (C)read<T>(p);
   }
 }
 
-template <class C> void read_numbers(const char* p, I step, Dtype dtype, I count, C* to) {
-  if (dtype == (sizeof(C) == 8 ? FLOAT64 : FLOAT32) && step == sizeof(C)) memcpy(to, p, count * sizeof(C));
+template <class C, class T> void read_numbers_of(const char* p, I step, I count, C* to) {
+  if (step == sizeof(T))  // a constant, by which loops have vectors
+    for (I i = 0; i < count; i++) to[i] = read_number<C, T>(p + i * (I)sizeof(T));
   else
-    for (I i = 0; i < count; i++) to[i] = read_number<C>(p + i * step, dtype);
+    for (I i = 0; i < count; i++) to[i] = read_number<C, T>(p + i * step);
+}
+
+template <class C> void read_numbers(const char* p, I step, Dtype dtype, I count, C* to) {
+  if (dtype == FLOAT16) read_numbers_of<C, float16>(p, step, count, to);
+  else if (dtype == BFLOAT16) read_numbers_of<C, bfloat16>(p, step, count, to);
+  else if (dtype == FLOAT32) read_numbers_of<C, float>(p, step, count, to);
+  else read_numbers_of<C, double>(p, step, count, to);
 }
 
 // NaNs with lower halves of zeros, which products hand on to round_to_upper.
@@ -448,13 +453,13 @@ void read_weights(const Job& job, const Operand& o, Compute<T>* slice, Compute<T
   typedef Compute<T> C;
   const I r = job.pairs, before = job.normalizes_rest ? job.before : 0, after = job.normalizes_rest ? job.after : 0;
   const I size = o.weight_dtype == FLOAT64 ? 8 : o.weight_dtype == FLOAT32 ? 4 : 2;
-  auto find = [&](I i) {
-    return o.weight ? canonicalize((C)(read_number<C>(o.weight + i * size, o.weight_dtype) + (C)job.weight_offset)) : (C)1;
+  auto read_part = [&](I first, I step, I count, C* to) {
+    if (o.weight) read_numbers<C>(o.weight + first * size, step * size, o.weight_dtype, count, to);
+    for (I i = 0; i < count; i++) to[i] = o.weight ? canonicalize(to[i] + (C)job.weight_offset) : (C)1;
   };
-  for (I i = 0; i < before; i++) rest[i] = find(i);
-  for (I i = 0; i < after; i++) rest[before + i] = find(before + 2 * r + i);
+  read_part(0, 1, before, rest), read_part(before + 2 * r, 1, after, rest + before);
   for (int k = 0; k < 2; k++) {
-    for (I i = 0; i < r; i++) spare[i] = find(before + (IN ? 2 * i + k : k * r + i));
+    read_part(before + (IN ? k : k * r), IN ? 2 : 1, r, spare);
     arrange<T, IN, OUT, SKEWED>(spare, slice + k * round_up(r), r);
   }
 }

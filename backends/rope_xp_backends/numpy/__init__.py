@@ -1,8 +1,20 @@
 """The backend of numpy."""
 
-import array_api_compat.numpy as xp
+from types import ModuleType
+from typing import Any
 
 from .library import Numpy
-from .paths import LLVM, Chunked
+from .paths import Chunked, Native
 
-BACKEND = Numpy("numpy", xp, (LLVM(), Chunked()))
+
+class _Namespace(ModuleType):
+    """array_api_compat.numpy, imported when an operation is first looked up: that takes 0.2 s."""
+
+    def __getattr__(self, name: str) -> Any:
+        import array_api_compat.numpy as xp
+
+        value = vars(self)[name] = getattr(xp, name)
+        return value
+
+
+BACKEND = Numpy("numpy", _Namespace("array_api_compat.numpy"), (Native(), Chunked()))

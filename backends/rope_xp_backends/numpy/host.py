@@ -1,23 +1,19 @@
-"""From numpy arrays to kernels: plans, and addresses of elements."""
+"""From numpy arrays to the native module."""
 
 import sys
-import weakref
 from dataclasses import dataclass
-from functools import cache
 from operator import is_
 from typing import TypeAlias
 
 import numpy as np
 
 from rope_xp._core.call import Call, CosSin, RotationSpec, TableLookup
-from rope_xp._core.memory import measure_extent
 from rope_xp._core.path import PathUnavailable
 from rope_xp._core.tables import DigitTables
 from rope_xp._dispatch.call_cache import CallSignature
 from rope_xp._dispatch.recent_calls import RecentLaunch
-from rope_xp_backends.cpu import threads
-from rope_xp_backends.cpu.launch import CpuLaunch, Kernel, Locate
-from rope_xp_backends.cpu.plan import CHECK, Layouts, build_plan
+from rope_xp_backends.cpu import native, threads
+from rope_xp_backends.cpu.native import CHECK_OVERLAP, CHECK_POSITIONS, DTYPES, Rotate
 
 LONG = 64
 """A longer axis repays a loop over the others in Python."""
@@ -29,25 +25,31 @@ Angles: TypeAlias = TableLookup | CosSin
 _ARRAY = np.ndarray
 
 
-def _find_pointer(x: np.ndarray) -> int:
-    return x.ctypes.data
+def describe(x: np.ndarray) -> tuple[int, int, tuple[int, ...], tuple[int, ...]]:
+    """Describe an array that the native module cannot read by its fields, see ``Describe``."""
+    name = x.dtype.name
+    number = DTYPES.index(name) if name in DTYPES and x.dtype.isnative else len(DTYPES)
+    return x.ctypes.data, number, x.shape, x.strides
 
 
-@cache
-def load_locate() -> Locate:
-    """Return the function that returns the address of the elements of an array.
+def read_by_fields() -> None:
+    """Let the native module read arrays by their fields, where these are as numpy 2 has them."""
+    if native.MISSING is not None or sys.implementation.name != "cpython":
+        return
+    bfloat16 = getattr(sys.modules.get("ml_dtypes"), "bfloat16", None)  # others are described
+    dtypes = [
+        (np.dtype(name) if name != "bfloat16" else bfloat16 and np.dtype(bfloat16))
+        for name in DTYPES
+    ]
+    examples = np.ones((2, 3), np.float32), np.ones((4, 5, 6))[::2, :, ::-1], np.ones(0, np.int64)
+    probes = tuple([(x, *describe(x)) for x in examples])
+    native.module.set_up_numpy(np.ndarray, tuple(dtypes), probes)
 
-    CPython has it as the first field of an ndarray behind the object's header, where it is read
-    in a thirtieth of the time of ``x.ctypes.data``.
-    """
-    from rope_xp_backends.cpu import machine
 
-    read, probe = machine.get_pointer_reader(_ARRAY), np.empty(1)
-    known = sys.implementation.name == "cpython" and read(probe) == _find_pointer(probe)
-    return read if known else _find_pointer
+read_by_fields()
 
 
-def rotate(kernel: Kernel, call: Call, out: Arrays, source: Angles) -> None:
+def rotate(call: Call, out: Arrays, source: Angles) -> None:
     """Rotate one array or two of one dtype, which share their angles, into out."""
     if call.offsets is not None and not all(map(is_readable, call.arrays + out)):
         raise PathUnavailable("a copy has no slots")
@@ -56,75 +58,57 @@ def rotate(kernel: Kernel, call: Call, out: Arrays, source: Angles) -> None:
     )
     pairs = zip(call.arrays, results, strict=True)
     arrays = tuple([x if is_readable(x) else _copy_into(y, x) for x, y in pairs])
-    weights, rows = get_weights(call), get_angle_inputs(source)
     tables = source.tables if isinstance(source, TableLookup) else None
     offsets = () if call.offsets is None else (call.offsets,)
-    launch = plan_launch(kernel, arrays, results, weights, rows, source, call.spec, offsets)
-    held = arrays + weights + rows + offsets + (() if launch.plan.in_place else results)
-    if not launch(held, tables, True):
-        raise PathUnavailable("an array has no memory")
+    operands = arrays, results, get_weights(call), get_angle_inputs(source), tables
+    make_rotate(source, call.spec).run(*operands, offsets=offsets)
     for y, result in zip(out, results, strict=True):
         if result is not y:
             y[...] = result
 
 
-def plan_launch(
-    kernel: Kernel,
-    arrays: Arrays,
-    outs: Arrays,
-    weights: Arrays,
-    rows: Arrays,
-    source: Angles,
-    spec: RotationSpec,
-    offsets: Arrays = (),
-) -> CpuLaunch:
-    """Return the launch of all arrays, weights and angle inputs with the strides of these."""
-    in_place, component, views = tuple(map(is_, arrays, outs)), (), rows
-    if isinstance(source, TableLookup) and source.components and rows:
-        component = tuple(source.tables.component.tolist())  # type: ignore[union-attr]  # there is one
-        views = tuple([np.moveaxis(row, 0, -1) for row in rows])
-    elif isinstance(source, TableLookup):
-        views = tuple([row[..., None] for row in rows])
-    groups = arrays, weights, views, offsets, outs
-    extents = [tuple([measure_extent(x.shape, x.strides, x.itemsize) for x in xs]) for xs in groups]
-    use_tables = isinstance(source, TableLookup)
-    plan = build_plan(Layouts(in_place, *extents), spec, use_tables, component)
-    return CpuLaunch(weakref.ref(kernel), plan, load_locate(), threads.limit)
+def make_rotate(source: Angles, spec: RotationSpec) -> Rotate:
+    """Return the native function for a rotation of numpy arrays."""
+    has_components = isinstance(source, TableLookup) and source.components > 0
+    return Rotate(native.describe_spec(spec, 0 if has_components else -1), describe, threads.limit)
 
 
 @dataclass(frozen=True, slots=True)
 class NumpyLaunch:
-    """Runs the kernel of a signature."""
+    """Runs the native function for a signature."""
 
-    run: CpuLaunch
+    run: Rotate
     contiguous: bool
     """Whether new results are C-contiguous; else they have the strides of ``numpy.empty_like``."""
 
     def __call__(self, signature: CallSignature, tables: DigitTables | None) -> Arrays | None:
         _, arrays, weights, angle_inputs, out = signature
-        return self._launch(arrays, out, weights + angle_inputs, tables)
+        return self._launch(arrays, out, weights, angle_inputs, tables)
 
     def _launch(
         self,
         arrays: Arrays,
         out: Arrays | None,
-        inputs: Arrays,
+        weights: Arrays,
+        angles: Arrays,
         tables: DigitTables | None,
-        mode: int = 0,
+        checks: int = 0,
     ) -> Arrays | None:
         results = out
-        if results is None and self.contiguous:
+        if results is not None:
+            checks |= CHECK_OVERLAP
+        elif self.contiguous:
             results = tuple([np.empty(x.shape, x.dtype) for x in arrays])
-        elif results is None:
+        else:
             results = tuple([np.empty_like(x) for x in arrays])
-        held = arrays + inputs if self.run.plan.in_place else arrays + inputs + results
-        return results if self.run(held, tables, out is None, mode) else None
+        done = self.run(arrays, results, weights, angles, tables, checks)
+        return results if done else None
 
     def recognize(self, signature: CallSignature, given: Arrays) -> RecentLaunch | None:
         """Return a launch for calls on arrays like those of a signature and ``given`` angles."""
         _, arrays, weights, angle_inputs, out = signature
         converts = _converts_positions(given, angle_inputs)
-        if converts is None or not self.run.plan.rows:
+        if converts is None or not arrays[0].size:
             return None
         operands = arrays + weights + given
         apart = out is not None and not all(map(is_, arrays, out))
@@ -134,7 +118,8 @@ class NumpyLaunch:
             (x.dtype, x.shape, None if x.flags.c_contiguous else x.strides, x.flags.num)
             for x in operands
         ]
-        mode = CHECK if len(angle_inputs) == 1 else 0
+        checks = CHECK_POSITIONS if len(angle_inputs) == 1 else 0
+        n = len(weights)
 
         def run(
             arrays: Arrays, out: Arrays | None, inputs: Arrays, tables: DigitTables | None
@@ -149,7 +134,7 @@ class NumpyLaunch:
                     return None
             if converts:
                 inputs = *inputs[:-1], inputs[-1].astype(np.int64)
-            return self._launch(arrays, out, inputs, tables, mode)
+            return self._launch(arrays, out, inputs[:n], inputs[n:], tables, checks)
 
         return run
 

@@ -1,5 +1,6 @@
 """numpy, with ml_dtypes.bfloat16."""
 
+import sys
 from collections.abc import Hashable
 from typing import Any
 
@@ -52,7 +53,8 @@ class Numpy(Backend):
 
     def refusal(self, x: np.ndarray) -> str | None:
         """Reject matrices and masked arrays, whose ``*`` differs."""
-        if isinstance(x, (np.matrix, np.ma.MaskedArray)):
+        masked = sys.modules.get("numpy.ma")  # which takes as long to import as the first call
+        if isinstance(x, np.matrix) or (masked and isinstance(x, masked.MaskedArray)):
             return "its operators are not those of an ndarray; pass numpy.asarray of it"
         return None
 

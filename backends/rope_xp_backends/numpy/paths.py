@@ -1,4 +1,4 @@
-"""Paths of numpy arrays: kernels compiled by LLVM, and chunks of numpy."""
+"""Paths of numpy arrays: the native module, and chunks of numpy."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,36 +9,27 @@ from rope_xp._core.call import Call, CosSin
 from rope_xp._core.path import Path
 from rope_xp._dispatch.call_cache import CallSignature
 from rope_xp._rotation import portable
-from rope_xp_backends.cpu import threads
-from rope_xp_backends.cpu.launch import KERNELS, decline_rows, get_kernel_keys
+from rope_xp_backends.cpu import native
 
 from . import host
 
 CHUNK_BYTES = 1 << 18
 """Of x. Smaller chunks spend their time in calls, products of larger ones leave the cache."""
-CHUNKS_A_THREAD = 8
-"""Fewer chunks do not repay a thread, as threads share Python's lock between calls of numpy."""
 
 
-class LLVM(Path):
-    """Kernels compiled by LLVM."""
+class Native(Path):
+    """Kernels of the native module."""
 
-    name = "llvm"
+    name = "native"
     makes_tables = normalizes = scatters = True
 
     def decline_reason(self, call: Call, *, forced: bool) -> str | None:
-        return (
-            KERNELS.decline_reason(*get_kernel_keys(call))
-            or _decline_subclasses(call)
-            or decline_rows(call)
-        )
+        return native.decline_reason(call) or _decline_subclasses(call)
 
     def run(self, call: Call) -> tuple[np.ndarray, ...]:
-        kernels = list(map(KERNELS.get, get_kernel_keys(call)))  # all of them, before any writes
         outs = call.out or _allocate(call)
-        parts = replace(call, out=outs).split(one_dtype=True)
-        for kernel, part in zip(kernels, parts, strict=True):
-            host.rotate(kernel, part, part.out or (), portable.for_kernel(call, part.angles[0]))
+        for part in replace(call, out=outs).split(one_dtype=True):
+            host.rotate(part, part.out or (), portable.for_kernel(call, part.angles[0]))
         return outs
 
     def specialize(
@@ -54,13 +45,12 @@ class LLVM(Path):
         allocates = contiguous or [np.empty_like(x).strides for x in arrays] == strides
         if call.out is None and not allocates:
             return None
-        kernel, source = KERNELS.get(get_kernel_keys(call)[0]), call.angles[0]
-        run = host.plan_launch(kernel, arrays, results, weights, rows, source, call.spec)  # type: ignore[arg-type]  # of no other kind
-        return host.NumpyLaunch(run, contiguous)
+        source: host.Angles = call.angles[0]  # type: ignore[assignment]  # of no other kind
+        return host.NumpyLaunch(host.make_rotate(source, call.spec), contiguous)
 
 
 class Chunked(Path):
-    """The portable path in chunks of tokens, whose products stay in cache, on several threads."""
+    """The portable path in chunks of tokens, whose products stay in cache."""
 
     name = "chunked"
     normalizes = True
@@ -72,15 +62,9 @@ class Chunked(Path):
         call = replace(call, out=call.out or _allocate(call))
         if sum(x.nbytes for x in call.arrays) <= CHUNK_BYTES:
             return portable.run(call)
-        parts = call.split(one_dtype=False)
-        chunks = [chunk for part in parts for chunk in _split_tokens(part)]
-
-        def run_chunks(start: int, stop: int) -> None:
-            for chunk in chunks[start:stop]:
+        for part in call.split(one_dtype=False):
+            for chunk in _split_tokens(part):
                 portable.run(chunk)
-
-        most = min(threads.limit(), len(chunks) // CHUNKS_A_THREAD)
-        threads.run_in_parts(run_chunks, len(chunks), most)
         return call.out or ()
 
 

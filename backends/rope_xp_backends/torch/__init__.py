@@ -7,6 +7,6 @@ from rope_xp._core.versions import check_version
 check_version("torch")
 
 from .library import Torch  # noqa: E402  # an older version fails there without a reason
-from .paths import TorchLLVM, Triton  # noqa: E402  # needs what library.py checks
+from .paths import TorchNative, Triton  # noqa: E402  # needs what library.py checks
 
-BACKEND = Torch("torch", xp, (Triton(), TorchLLVM()))
+BACKEND = Torch("torch", xp, (Triton(), TorchNative()))

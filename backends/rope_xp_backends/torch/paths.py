@@ -12,10 +12,10 @@ from rope_xp._core.path import Path
 from rope_xp._core.tables import DigitTables
 from rope_xp._dispatch.call_cache import CallSignature, Launch, guard_overlap
 from rope_xp._rotation import portable
-from rope_xp_backends.cpu.launch import KERNELS, decline_rows, get_kernel_keys
+from rope_xp_backends.cpu import native
 
 from . import gpu, norm, op, private
-from .cpu import prepare_llvm_launch, rotate_on_cpu
+from .cpu import prepare_native_launch, rotate_on_cpu
 from .gpu import TritonLaunch
 from .library import PLAIN, Tensors
 from .op_args import N_TENSORS, OpNorm, assemble_op_args, build_op_args, build_op_norm
@@ -57,27 +57,23 @@ class Triton(Path):
         return None if launch is None else guard_overlap(launch, call.backend.are_disjoint)
 
 
-class TorchLLVM(Path):
-    """Kernels compiled by LLVM, on the tensors' own memory."""
+class TorchNative(Path):
+    """Kernels of the native module, on the tensors' own memory."""
 
-    name = "llvm"
+    name = "native"
     makes_tables = normalizes = scatters = True
 
     def decline_reason(self, call: Call, *, forced: bool) -> str | None:
         device = ("cpu",), "CPUs"
         return (
-            KERNELS.decline_reason(*get_kernel_keys(call))
+            native.decline_reason(call)
             or _decline_tensors(call.arrays, *device)
             or _decline_for_operator(call, *device)
-            or decline_rows(call)
             or _decline_norm(call, *device)
             or (None if forced else _decline_export() or _decline_small(call))
         )
 
     def run(self, call: Call) -> Tensors:
-        if not torch.compiler.is_compiling():
-            for key in get_kernel_keys(call):
-                KERNELS.get(key)
         if call.out is not None and call.offsets is not None:
             op_args = build_op_args(portable.for_kernel(call, call.angles[0]), call.spec)
             return rotate_on_cpu(
@@ -86,7 +82,7 @@ class TorchLLVM(Path):
         return _call_operator(call)
 
     def specialize(self, call: Call, signature: CallSignature, results: Tensors) -> Any:
-        return _specialize(call, signature, results, prepare_llvm_launch)
+        return _specialize(call, signature, results, prepare_native_launch)
 
 
 def _call_operator(call: Call, *, on_gpu: bool = False) -> Tensors:

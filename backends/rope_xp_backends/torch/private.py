@@ -38,12 +38,11 @@ _without_transforms: Any = _resolve("_C._DisableFuncTorch")
 _without_modes: Any = _resolve("_disable_current_modes", "torch.utils._python_dispatch")
 _is_functional: Callable[[torch.Tensor], bool] | None = _resolve("_is_functional_tensor")
 _fake_tensor: Any = _resolve("_subclasses.FakeTensor")
+dlpack_exchange: Any = _resolve("Tensor.__dlpack_c_exchange_api__")
+"""A capsule of functions that read tensors, by DLPack."""
 _has_storage: Callable[[torch.Tensor], bool] | None = _resolve("_C._has_storage")
 # Dynamo traces these since torch 2.8, as it has that tag.
 _traced = hasattr(torch.Tag, "needs_exact_strides")
-_symbols = "torch.fx.experimental.symbolic_shapes" if _traced else "torch.none"
-_guard_scalar: Any = _resolve("guard_scalar", _symbols)
-_known_true: Any = _resolve("statically_known_true", _symbols)
 
 
 def _increment_each(xs: Iterable[torch.Tensor]) -> None:
@@ -131,12 +130,21 @@ def is_exporting() -> bool:
 
 def is_known_true(condition: Any) -> bool:
     """Return whether a condition holds for all values of a compiler's symbols."""
-    return bool(_known_true is not None and _known_true(condition))
+    if not _traced:
+        return False
+    # Its module takes a second, and is there where a compiler traces.
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    return bool(statically_known_true(condition))
 
 
 def guard_scalar(number: Any) -> Any:
     """Return the number that a compiler's symbol stands for."""
-    return number if _guard_scalar is None else _guard_scalar(number)
+    if not _traced:
+        return number
+    from torch.fx.experimental.symbolic_shapes import guard_scalar
+
+    return guard_scalar(number)
 
 
 def mark_static(x: Any) -> None:

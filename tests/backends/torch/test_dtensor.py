@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
     pytest.skip("this torch was built without distributed or gloo", allow_module_level=True)
-pytest.importorskip("llvmlite")
+pytest.importorskip("rope_xp_backends.cpu._native")
 
 EXAMPLES = ("tensor_parallel", "context_parallel")
 CASES = {2: 17, 4: 10}  # how many there are for each number of processes: none may go missing

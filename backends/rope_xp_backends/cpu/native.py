@@ -1,0 +1,124 @@
+"""The native module, which rotates arrays in CPU memory, or the reason why it is missing."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from rope_xp._core.call import Call, RotationSpec, get_interleaved
+from rope_xp._core.errors import RopeError
+from rope_xp._core.path import PathUnavailable
+from rope_xp._core.tables import DigitTables
+from rope_xp._dispatch.kernels import decline_norm
+
+DTYPES = ("float16", "bfloat16", "float32", "float64", "int32", "int64")
+"""The dtypes that kernels read, by their numbers."""
+MAX_AXES = 16
+CHECK_POSITIONS, CHECK_OVERLAP = 1, 2
+"""What the native function checks before it writes, and then leaves the call to the slow path."""
+
+Arrays: TypeAlias = tuple[Any, ...]
+Describe: TypeAlias = Callable[[Any], tuple[int, int, tuple[int, ...], tuple[int, ...]]]
+"""Returns the address of an array, the number of its dtype (beyond DTYPES for any other), its
+shape, and its strides in bytes. The native module calls it for arrays whose fields it cannot read.
+"""
+
+
+def _find_reason(error: ImportError) -> str:
+    """Return why there is no native module, and what to do."""
+    note = Path(__file__).with_name("_native_missing.txt")
+    reason = note.read_text("utf-8").strip() if note.is_file() else str(error)
+    return (
+        f"the native module is not built ({reason}); install rope-xp where a C++ compiler is, "
+        "or the package ziglang: pip install --no-binary rope-xp rope-xp"
+    )
+
+
+module: Any = None
+"""The native module; None where it is missing."""
+MISSING: str | None = None
+try:
+    from . import _native as module  # type: ignore[attr-defined,no-redef]  # compiled
+except ImportError as error:
+    MISSING = _find_reason(error)
+    logging.getLogger("rope_xp").warning(
+        "numpy and torch have no kernels on CPUs, and calls take two to four times as long:\n%s",
+        MISSING,
+    )
+
+
+def decline_reason(call: Call) -> str | None:
+    """Return why kernels do not take a call."""
+    if MISSING is None and len(call.spec.axes.names) > MAX_AXES:
+        return f"its kernels take arrays of at most {MAX_AXES} axes"
+    return MISSING or decline_norm(call)
+
+
+def describe_spec(spec: RotationSpec, component_axis: int) -> tuple[Any, ...]:
+    """Return a rotation as the native function takes it.
+
+    ``component_axis`` is that of components of positions: 0 the first, 1 the last, -1 none.
+    """
+    axes, norm = spec.axes, spec.norm
+    return (
+        axes.batch_tokens,
+        -1 if axes.heads is None else axes.heads,
+        *get_interleaved(spec),
+        bool(spec.inverse),
+        spec.rotary_offset,
+        int(spec.rotary_dim) // 2,  # torch.jit.trace has tensors
+        component_axis,
+        None if norm is None else norm.eps,
+        0.0 if norm is None else norm.weight_offset,
+        norm is not None and not norm.over_slice,
+    )
+
+
+def _read_tables(tables: DigitTables, describe: Describe) -> Any:
+    """Return the handle by which the native function knows tables, which it keeps alive."""
+    handle = module.read_tables(tuple(tables), describe)
+    object.__setattr__(tables, "handle", handle)  # an equal one whoever sets it
+    return handle
+
+
+@dataclass(frozen=True, slots=True)
+class Rotate:
+    """The native function for a rotation, and for arrays of one library."""
+
+    spec: tuple[Any, ...]
+    """By :func:`describe_spec`."""
+    describe: Describe
+    limit: Callable[[], int]
+    """Returns how many threads may run."""
+
+    def __call__(
+        self,
+        arrays: Arrays,
+        results: Arrays,
+        weights: Arrays,
+        angles: Arrays,
+        tables: DigitTables | None,
+        checks: int = 0,
+        offsets: Arrays = (),
+    ) -> bool:
+        """Rotate arrays of one dtype into results, or return False before anything is written.
+
+        ``angles`` are positions and their fractions, or without tables cos and sin. An array is in
+        place if it is its own result. False: ``checks`` found something, or an array, such as a
+        functional tensor, has no memory.
+        """
+        handle = tables and (tables.handle or _read_tables(tables, self.describe))
+        operands = arrays, results, weights, angles, offsets, handle
+        try:
+            done: bool = module.rotate(*operands, self.spec, self.describe, self.limit, checks)
+        except RopeError:  # of the number of threads
+            raise
+        except ValueError as error:  # a class that lies about its shape, or a call of the operator
+            raise RopeError(f"the arrays of a rotation do not fit each other: {error}") from error
+        return done
+
+    def run(self, *arguments: Any, **options: Any) -> None:
+        """Do the same, or raise PathUnavailable."""
+        if not self(*arguments, **options):
+            raise PathUnavailable("an array has no memory")
