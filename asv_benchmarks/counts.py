@@ -1,6 +1,5 @@
-"""What no noise hides: graphs that torch.compile makes, and instructions of kernels for CPUs."""
+"""What no noise hides: the graphs that torch.compile makes."""
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +11,6 @@ from .shared import common
 
 LENGTHS = range(7, 17)
 ROPE = rope_xp.RoPE(layout="half")
-_PRODUCTS = {"mulps", "mulpd", "vmulps", "vmulpd", "fmul"}
-"""Of vectors, on x86 and ARM."""
 
 
 class Graphs:
@@ -55,33 +52,3 @@ class Graphs:
 
     track_graphs.unit = "graphs"
     track_breaks.unit = "breaks"
-
-
-class Instructions:
-    """Of the innermost loop, which rotates a row of 64 pairs, for this processor."""
-
-    version = "2"
-    params = (common.DTYPES, common.LAYOUTS)
-    param_names = ("dtype", "layout")
-
-    def setup(self, dtype: str, layout: str) -> None:
-        try:
-            from rope_xp_backends.cpu import machine
-            from rope_xp_backends.cpu.plan import KernelKey
-        except ImportError as error:
-            raise SkipNotImplemented(str(error)) from error
-        pairs = layout == "interleaved"
-        self.assembly = machine.emit_assembly(KernelKey(dtype, pairs, pairs, 64))
-
-    def track_instructions(self, dtype: str, layout: str) -> int:
-        return inner_loop(self.assembly)
-
-    track_instructions.unit = "instructions"
-
-
-def inner_loop(assembly: str) -> int:
-    """Return how many instructions that block of a rotation has that multiplies most of all."""
-    _, _, rotation = assembly.partition("rotate_heads:")
-    blocks = re.split(r"^\S+:.*$", rotation, flags=re.MULTILINE)
-    code = [re.findall(r"^\t([a-z]\w*)", block, flags=re.MULTILINE) for block in blocks]
-    return len(max(code, key=lambda names: sum(name in _PRODUCTS for name in names)))

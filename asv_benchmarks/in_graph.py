@@ -20,7 +20,7 @@ from .shared.paths import use_path
 
 CALLS = ["apply", "angles", "usual"]
 """By positions, by angles that are made once in a graph, and the usual formula by positions."""
-PATHS = {"torch:cpu": "llvm", "torch:gpu": "triton"}
+PATHS = {"torch:cpu": "native", "torch:gpu": "triton"}
 ROPE = rope_xp.RoPE(layout="half")
 _MORE = 8
 

@@ -13,8 +13,8 @@ from .shared import common, contenders, device_clock
 from .shared.paths import use_path
 
 PATHS = [
-    *("numpy:cpu llvm", "numpy:cpu chunked", "numpy:cpu portable"),
-    *("torch:cpu llvm", "torch:cpu portable", "torch:gpu triton", "torch:gpu portable"),
+    *("numpy:cpu native", "numpy:cpu chunked", "numpy:cpu portable"),
+    *("torch:cpu native", "torch:cpu portable", "torch:gpu triton", "torch:gpu portable"),
     *("jax:cpu jit", "jax:gpu jit", "cupy:gpu cuda", "cupy:gpu portable"),
 ]
 

@@ -53,6 +53,9 @@ def unpack(commit: str, folder: Path) -> str:
     """Write the library of a commit to a folder; return the PYTHONPATH on which it lies."""
     with tarfile.open(fileobj=io.BytesIO(git("archive", commit, *SOURCES))) as archive:
         archive.extractall(folder, filter="data")
+    build = folder / "backends" / "build.py"
+    if build.exists():  # else the commit has no native module
+        subprocess.run([sys.executable, build], check=True)  # noqa: S603  # this Python
     return os.pathsep.join([str(folder), str(folder / "backends")])
 
 

@@ -64,7 +64,7 @@ def contenders(
 
 
 def _compile(call: Action) -> None:
-    """Have kernels compiled, which calls of a few tokens did not wait for in older versions."""
+    """Have kernels of older versions compiled, which calls of a few tokens did not wait for."""
     for path in ("llvm", "numba"):
         with contextlib.suppress(rope_xp.RopeError), use_path(path):
             call()

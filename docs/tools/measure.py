@@ -45,7 +45,7 @@ GROUPS: dict[str, Group] = {
     **measured_caches.GROUPS,
 }
 PACKAGES = (
-    *("numpy", "torch", "jax", "llvmlite", "transformers", "rotary-embedding-torch"),
+    *("numpy", "torch", "jax", "transformers", "rotary-embedding-torch"),
     *("onnxruntime", "mlx", "flax", "equinox", "keras"),
 )
 VECTORS = {"AVX-512": "avx512f", "AVX-512 BF16": "avx512_bf16"}

@@ -96,7 +96,7 @@ def prefill(library: str, *dtypes: str) -> Rows:
 
 
 def chunked() -> Rows:
-    """Return milliseconds of 4096 tokens in numpy without llvmlite."""
+    """Return milliseconds of 4096 tokens in numpy without the native module."""
     target, calls = contenders.contenders("numpy:cpu", "half", "float32")
 
     def without() -> tuple[Any, ...]:

@@ -1,6 +1,5 @@
 """python -m rope_xp: info and demo."""
 
-import importlib.util
 import json
 import os
 import re
@@ -10,6 +9,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from rope_xp_backends.cpu import native
 from support import oracles, programs
 from support.inspected import REAL
 
@@ -26,15 +26,12 @@ def test_info_as_json_lists_libraries_and_paths(capsys):
     assert cli.main(["info", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert {library.name for library in find.libraries} <= set(report["libraries"])
-    absent = None
-    if importlib.util.find_spec("llvmlite") is None:
-        absent = "llvmlite is not installed (pip install llvmlite)"
     assert report["libraries"]["numpy"] == {
         "version": np.__version__,
         "problem": None,
         "devices": ["cpu"],
         "lowest": "2.0",
-        "paths": {"llvm": absent, "chunked": None, "portable": None},
+        "paths": {"native": native.MISSING, "chunked": None, "portable": None},
     }
 
 
@@ -69,7 +66,7 @@ def test_demo_prints_errors_and_times_first_and_what_is_missing_last(capsys):
     assert re.match(r"numpy:cpu: error \de-\d, usual \de-1: \d00,000 times smaller", lines[1])
     (header,) = (i for i, line in enumerate(lines) if line.startswith("target "))
     assert re.search(r"from position +error +usual error +ms +x usual", lines[header])
-    assert re.match(r"numpy:cpu  (llvm|chunked) ", lines[header + 2])
+    assert re.match(r"numpy:cpu  (native|chunked) ", lines[header + 2])
     agreement = next(i for i, line in enumerate(lines) if line.startswith("All libraries agree"))
     assert not any("not installed" in line or "found" in line for line in lines[:agreement])
     assert max(map(len, lines)) <= 80
@@ -130,7 +127,7 @@ def test_demo_finds_nan_and_libraries_that_differ():
 
 
 def test_python_m_in_a_folder_runs_no_file_of_it(tmp_path):
-    for name in ("numpy", "argparse", "llvmlite"):
+    for name in ("numpy", "argparse", "array_api_compat"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('it ran')\n")
     (tmp_path / "config.json").write_text(json.dumps(REAL["deepseek_v3"]))
     command = [sys.executable, "-m", "rope_xp", "inspect", "."]

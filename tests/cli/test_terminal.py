@@ -23,7 +23,7 @@ DEEPSEEK = str(GOLDEN / "configs" / "deepseek_v3.json")  # whose report imports 
 DEMO = ["demo", "--tokens", "16", "--repeat", "1", "--backend", "numpy"]
 ALL_COMMANDS = """
 import sys
-sys.modules["llvmlite"] = None  # a package that the demo must say is missing
+sys.modules["ml_dtypes"] = None  # a package that the demo must say is missing
 from rope_xp.__main__ import main
 for arguments in {calls}:
     try:
@@ -62,7 +62,7 @@ def test_printed_lines_of_every_command_fit_80_columns():
     lines = [line.rpartition("\r")[2] for line in text.split("\n")]
     assert [line for line in lines if len(line) > 80] == []
     assert sum(line.startswith("suspicious: nothing") for line in lines) == len(CONFIGS)
-    assert any(line.startswith("llvmlite: not installed (pip install") for line in lines)
+    assert any(line.startswith("ml_dtypes: not installed (pip install") for line in lines)
 
 
 @pytest.mark.parametrize("unbuffered", [{}, {"PYTHONUNBUFFERED": "1"}], ids=str)

@@ -1,7 +1,5 @@
 """import rope_xp is quick and imports no framework. Each check runs in a process of its own."""
 
-import importlib.util
-
 import pytest
 from support.exhaustive import exhaustive
 from support.programs import run

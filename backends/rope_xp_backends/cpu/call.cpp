@@ -3,13 +3,12 @@
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
-
-#include "rotate.h"
-
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "rotate.h"
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
@@ -27,14 +26,23 @@ struct Threshold {
   const char* name;
   I value;
 };
-enum { RELEASE_BYTES, THREAD_ELEMENTS, LARGE_BYTES, ANGLE_BYTES, FAR_BYTES, FAR_ANGLE_BYTES, THRESHOLDS };
+enum {
+  RELEASE_BYTES,
+  THREAD_ELEMENTS,
+  LARGE_BYTES,
+  ANGLE_BYTES,
+  FAR_BYTES,
+  FAR_ANGLE_BYTES,
+  THRESHOLDS
+};
 Threshold thresholds[THRESHOLDS] = {
-    {"release_bytes", 1 << 15},     // larger arrays are rotated while other threads run Python
-    {"thread_elements", 1 << 19},   // of which a thread rotates at least so many, as starting one takes time
-    {"large_bytes", 1 << 25},       // larger arrays leave the last cache before they are read again
-    {"angle_bytes", 1 << 14},       // cos and sin of a block, which stay in the first cache,
-    {"far_bytes", 1 << 22},         // but in larger arrays where heads lie far apart,
-    {"far_angle_bytes", 1 << 21},   // have so many bytes, as long runs of tokens stream
+    {"release_bytes", 1 << 15},  // larger arrays are rotated while other threads run Python
+    {"thread_elements",
+     1 << 19},  // of which a thread rotates at least so many, as starting one takes time
+    {"large_bytes", 1 << 25},      // larger arrays leave the last cache before they are read again
+    {"angle_bytes", 1 << 14},      // cos and sin of a block, which stay in the first cache,
+    {"far_bytes", 1 << 22},        // but in larger arrays where heads lie far apart,
+    {"far_angle_bytes", 1 << 21},  // have so many bytes, as long runs of tokens stream
 };
 const int MAX_THREADS = 256;
 
@@ -48,7 +56,9 @@ struct Level {
 };
 
 #if defined(__x86_64__)
-const Level LEVELS[] = {{"x86-64-v2", &rope_xp_kernels_2}, {"x86-64-v3", &rope_xp_kernels_3}, {"x86-64-v4", &rope_xp_kernels_4}};
+const Level LEVELS[] = {{"x86-64-v2", &rope_xp_kernels_2},
+                        {"x86-64-v3", &rope_xp_kernels_3},
+                        {"x86-64-v4", &rope_xp_kernels_4}};
 
 bool has_bits(uint32_t value, uint32_t bits) { return (value & bits) == bits; }
 
@@ -61,7 +71,10 @@ int count_levels() {
   __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
   if (!has_bits(low, 0x06) || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return 1;
   if (!has_bits(b, bit_AVX2 | bit_BMI | bit_BMI2)) return 1;
-  return has_bits(low, 0xe6) && has_bits(b, bit_AVX512F | bit_AVX512BW | bit_AVX512CD | bit_AVX512DQ | bit_AVX512VL) ? 3 : 2;
+  return has_bits(low, 0xe6) && has_bits(b, bit_AVX512F | bit_AVX512BW | bit_AVX512CD |
+                                                bit_AVX512DQ | bit_AVX512VL)
+             ? 3
+             : 2;
 }
 #else
 const Level LEVELS[] = {{"baseline", &rope_xp_kernels_0}};
@@ -124,14 +137,15 @@ struct DLExchange {
 };
 
 PyObject *numpy_type, *numpy_dtypes[NO_DTYPE];  // null: arrays are read by `describe`
-PyObject *torch_types[2];
+PyObject* torch_types[2];
 const DLExchange* torch_exchange;
 
 void read_numpy(const NumpyArray* a, Array& x) {
   x.data = a->data, x.ndim = a->nd, x.dtype = NO_DTYPE;
   for (int i = 0; i < NO_DTYPE; i++)
     if (a->descr == numpy_dtypes[i]) x.dtype = (Dtype)i;
-  for (int i = 0; i < x.ndim && i < MAX_DIMS; i++) x.shape[i] = a->dimensions[i], x.strides[i] = a->strides[i];
+  for (int i = 0; i < x.ndim && i < MAX_DIMS; i++)
+    x.shape[i] = a->dimensions[i], x.strides[i] = a->strides[i];
 }
 
 bool read_torch(PyObject* object, Array& x) {
@@ -142,10 +156,12 @@ bool read_torch(PyObject* object, Array& x) {
   }
   x.data = (char*)t.data + t.byte_offset, x.ndim = t.ndim, x.dtype = NO_DTYPE;
   if (t.device_type != 1) return false;
-  if (t.code == 2) x.dtype = t.bits == 16 ? FLOAT16 : t.bits == 32 ? FLOAT32 : t.bits == 64 ? FLOAT64 : NO_DTYPE;
+  if (t.code == 2)
+    x.dtype = t.bits == 16 ? FLOAT16 : t.bits == 32 ? FLOAT32 : t.bits == 64 ? FLOAT64 : NO_DTYPE;
   if (t.code == 4 && t.bits == 16) x.dtype = BFLOAT16;
   if (t.code == 0) x.dtype = t.bits == 32 ? INT32 : t.bits == 64 ? INT64 : NO_DTYPE;
-  for (int i = 0; i < x.ndim && i < MAX_DIMS; i++) x.shape[i] = t.shape[i], x.strides[i] = t.strides[i] * (t.bits / 8);
+  for (int i = 0; i < x.ndim && i < MAX_DIMS; i++)
+    x.shape[i] = t.shape[i], x.strides[i] = t.strides[i] * (t.bits / 8);
   return true;
 }
 
@@ -157,9 +173,9 @@ bool read_ints(PyObject* sequence, I* to, int most, int* count) {
   return !PyErr_Occurred();
 }
 
-// Reads an array of numpy or torch by its fields, or another by describe(x): its address, the number
-// of its dtype, its shape and its strides in bytes. Sets an error and returns false if it does not
-// fit. An array without memory, such as a functional tensor, is `absent`.
+// Reads an array of numpy or torch by its fields, or another by describe(x): its address, the
+// number of its dtype, its shape and its strides in bytes. Sets an error and returns false if it
+// does not fit. An array without memory, such as a functional tensor, is `absent`.
 bool read_array(PyObject* object, PyObject* describe, Array& x, bool& absent) {
   PyObject* type = (PyObject*)Py_TYPE(object);
   bool known = false;
@@ -176,8 +192,11 @@ bool read_array(PyObject* object, PyObject* describe, Array& x, bool& absent) {
     PyObject *shape, *strides;
     if (!PyArg_ParseTuple(fields, "LLOO", &address, &dtype, &shape, &strides)) return false;
     int ndim = 0;
-    x.data = (char*)(intptr_t)address, x.dtype = dtype < 0 || dtype > NO_DTYPE ? NO_DTYPE : (Dtype)dtype;
-    if (!read_ints(shape, x.shape, MAX_DIMS, &x.ndim) || !read_ints(strides, x.strides, MAX_DIMS, &ndim)) return false;
+    x.data = (char*)(intptr_t)address,
+    x.dtype = dtype < 0 || dtype > NO_DTYPE ? NO_DTYPE : (Dtype)dtype;
+    if (!read_ints(shape, x.shape, MAX_DIMS, &x.ndim) ||
+        !read_ints(strides, x.strides, MAX_DIMS, &ndim))
+      return false;
     if (ndim != x.ndim) x.dtype = NO_DTYPE;
   }
   if (x.dtype == NO_DTYPE || x.ndim > MAX_DIMS) {
@@ -190,7 +209,9 @@ bool read_array(PyObject* object, PyObject* describe, Array& x, bool& absent) {
 
 // --- overlap -------------------------------------------------------------------------------------
 
-struct Extent { I start, end; };  // bytes around an address
+struct Extent {
+  I start, end;
+};  // bytes around an address
 
 Extent measure(const Array& x, I below) {  // axes with strides below a number
   Extent e = {0, SIZES[x.dtype]};
@@ -224,7 +245,8 @@ bool are_disjoint(const Array& x, const Array& y) {
         }
       if (!divides) continue;
       a = measure(x, period), b = measure(y, period);
-      const I gap = floor_mod(distance + b.start - a.start, period);  // from the start of x to that of y
+      const I gap =
+          floor_mod(distance + b.start - a.start, period);  // from the start of x to that of y
       if (gap >= a.end - a.start && gap + (b.end - b.start) <= period) return true;
     }
   return false;
@@ -246,7 +268,8 @@ bool fail(const char* message) {
 // Adds the axes of batch and tokens to a job, collapsed into as few as the strides of all arrays
 // allow. `xs` are arrays with these axes, by their place in Strided, null where there is none;
 // `angles` have the axes (batch..., tokens), of which leading ones may be missing.
-void collapse(Job& job, const Axes& axes, const Array* const xs[], const Array* const angles[2], const int angle_ndim) {
+void collapse(Job& job, const Axes& axes, const Array* const xs[], const Array* const angles[2],
+              const int angle_ndim) {
   job.ndim = 0, job.rows = 1;
   const Array* first = xs[Q_IN];
   for (int i = 0; i < axes.count; i++) {
@@ -257,7 +280,8 @@ void collapse(Job& job, const Axes& axes, const Array* const xs[], const Array* 
       if (xs[s]) dim.steps[s] = xs[s]->strides[axes.batch_tokens[i]];
     for (int k = 0; k < 2; k++) {
       const int j = i - (axes.count - angle_ndim);
-      if (angles[k] && j >= 0 && angles[k]->shape[j] != 1) dim.steps[ANGLES_A + k] = angles[k]->strides[j];
+      if (angles[k] && j >= 0 && angles[k]->shape[j] != 1)
+        dim.steps[ANGLES_A + k] = angles[k]->strides[j];
     }
     if (!angles[0]) dim.steps[ANGLES_A] = i == axes.count - 1;  // implicit positions
     job.dims[job.ndim++] = dim;
@@ -268,7 +292,8 @@ void collapse(Job& job, const Axes& axes, const Array* const xs[], const Array* 
       for (int j = 0; j < job.ndim && !found; j++) {
         const Dim &outer = job.dims[i], &inner = job.dims[j];
         found = i != j;
-        for (int s = 0; s < STRIDED; s++) found = found && outer.steps[s] == inner.steps[s] * inner.length;
+        for (int s = 0; s < STRIDED; s++)
+          found = found && outer.steps[s] == inner.steps[s] * inner.length;
         if (!found) continue;
         job.dims[j].length *= outer.length;
         memmove(&job.dims[i], &job.dims[i + 1], (job.ndim - i - 1) * sizeof(Dim));
@@ -276,7 +301,8 @@ void collapse(Job& job, const Axes& axes, const Array* const xs[], const Array* 
       }
   }
   // A single token has an axis too, which counts implicit positions.
-  if (job.ndim == 0 || (!angles[0] && job.dims[job.ndim - 1].steps[ANGLES_A] == 0)) job.dims[job.ndim++] = {1, {}};
+  if (job.ndim == 0 || (!angles[0] && job.dims[job.ndim - 1].steps[ANGLES_A] == 0))
+    job.dims[job.ndim++] = {1, {}};
 }
 
 // Runs of frequencies that read one component of positions; false if one does not exist.
@@ -284,7 +310,8 @@ bool split_segments(Job& job, const int32_t* component) {
   I runs = 0;
   for (I i = 0; i < job.pairs; i++) {
     if (component[i] < 0 || component[i] >= job.components) {
-      PyErr_Format(PyExc_ValueError, "components must be indices below %lld", (long long)job.components);
+      PyErr_Format(PyExc_ValueError, "components must be indices below %lld",
+                   (long long)job.components);
       return false;
     }
     runs += i == 0 || component[i] != component[i - 1];
@@ -292,7 +319,8 @@ bool split_segments(Job& job, const int32_t* component) {
   job.component = component, job.segments = 0;
   if (runs > job.components || runs > MAX_SEGMENTS) return true;
   for (I i = 0; i < job.pairs; i++)
-    if (i + 1 == job.pairs || component[i + 1] != component[i]) job.segment[job.segments++] = {component[i], i + 1};
+    if (i + 1 == job.pairs || component[i + 1] != component[i])
+      job.segment[job.segments++] = {component[i], i + 1};
   return true;
 }
 
@@ -337,8 +365,9 @@ void* run_part(void* argument) {
   return nullptr;
 }
 
-// Rotates all rows in equal parts on so many threads, which end before this returns. The caller runs
-// the parts of threads that do not start. Returns false, before anything is written, without memory.
+// Rotates all rows in equal parts on so many threads, which end before this returns. The caller
+// runs the parts of threads that do not start. Returns false, before anything is written, without
+// memory.
 bool run_parts(const Job& job, const Kernels* kernels, I threads) {
   threads = threads < job.rows ? threads : job.rows;
   threads = threads < MAX_THREADS ? threads : MAX_THREADS;
@@ -358,8 +387,15 @@ bool run_parts(const Job& job, const Kernels* kernels, I threads) {
   pthread_sigmask(SIG_SETMASK, &all, &before);
   for (I i = 0; i < threads; i++) {
     char* scratch = memory + i * (size + 64);
-    parts[i] = {&job, kernels, job.rows * i / threads, job.rows * (i + 1) / threads, scratch + -(uintptr_t)scratch % 64, {}, false};
-    if (i > 0) parts[i].started = pthread_create(&parts[i].thread, nullptr, run_part, &parts[i]) == 0;
+    parts[i] = {&job,
+                kernels,
+                job.rows * i / threads,
+                job.rows * (i + 1) / threads,
+                scratch + -(uintptr_t)scratch % 64,
+                {},
+                false};
+    if (i > 0)
+      parts[i].started = pthread_create(&parts[i].thread, nullptr, run_part, &parts[i]) == 0;
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   for (I i = 0; i < threads; i++)
@@ -375,7 +411,7 @@ bool run_parts(const Job& job, const Kernels* kernels, I threads) {
 struct Call {
   Job job;
   Axes axes;
-  Array x[2], y[2], weight[2], angle[2], offsets;
+  Array x[2], y[2], weight[2], angle[2], whole_angle[2], offsets;
   int arrays, weights, angles;
   bool absent;
 };
@@ -384,7 +420,9 @@ bool read_group(PyObject* group, PyObject* describe, Array to[2], int* count, bo
   *count = PyTuple_Check(group) ? (int)PyTuple_Size(group) : -1;
   if (*count < 0 || *count > 2) return fail("arrays come in tuples of at most two");
   for (int i = 0; i < *count; i++)
-    if (PyTuple_GetItem(group, i) != Py_None && !read_array(PyTuple_GetItem(group, i), describe, to[i], absent)) return false;
+    if (PyTuple_GetItem(group, i) != Py_None &&
+        !read_array(PyTuple_GetItem(group, i), describe, to[i], absent))
+      return false;
   return true;
 }
 
@@ -411,8 +449,8 @@ void free_tables(PyObject* capsule) {
   free(tables);
 }
 
-// read_tables(fields, describe): a handle of digit tables (low, middle, high, frequencies, component),
-// of which the last two may be None. It keeps them alive, and never changes.
+// read_tables(fields, describe): a handle of digit tables (low, middle, high, frequencies,
+// component), of which the last two may be None. It keeps them alive, and never changes.
 PyObject* read_tables(PyObject*, PyObject* args) {
   PyObject *fields, *describe;
   if (!PyArg_ParseTuple(args, "O!O", &PyTuple_Type, &fields, &describe)) return nullptr;
@@ -427,14 +465,22 @@ PyObject* read_tables(PyObject*, PyObject* args) {
   const I r = x[0].ndim == 2 ? x[0].shape[1] / 2 : 0, rows[] = {DIGIT, DIGIT, TOP_DIGIT + 1};
   for (int i = 0; i < 5 && fits; i++) {
     if (!given[i]) continue;
-    fits = is_contiguous(x[i]) && x[i].dtype == (i == 4 ? INT32 : x[0].dtype) && x[i].ndim == (i < 3 ? 2 : 1);
-    fits = fits && (i < 3 ? x[i].shape[0] == rows[i] && x[i].shape[1] == 2 * r : x[i].shape[0] == r);
+    fits = is_contiguous(x[i]) && x[i].dtype == (i == 4 ? INT32 : x[0].dtype) &&
+           x[i].ndim == (i < 3 ? 2 : 1);
+    fits =
+        fits && (i < 3 ? x[i].shape[0] == rows[i] && x[i].shape[1] == 2 * r : x[i].shape[0] == r);
   }
   if (!fits || absent || r < 1) return fail("digit tables do not fit each other"), nullptr;
   Tables* tables = (Tables*)malloc(sizeof(Tables));
   if (!tables) return PyErr_NoMemory();
-  *tables = {Py_NewRef(fields), x[0].dtype, r, x[0].data, x[1].data, x[2].data,
-             given[3] ? x[3].data : nullptr, given[4] ? (const int32_t*)x[4].data : nullptr};
+  *tables = {Py_NewRef(fields),
+             x[0].dtype,
+             r,
+             x[0].data,
+             x[1].data,
+             x[2].data,
+             given[3] ? x[3].data : nullptr,
+             given[4] ? (const int32_t*)x[4].data : nullptr};
   PyObject* capsule = PyCapsule_New(tables, TABLES_NAME, free_tables);
   if (!capsule) Py_DECREF(tables->owner), free(tables);
   return capsule;
@@ -444,18 +490,20 @@ bool place_tables(Call& call, PyObject* capsule, bool has_components) {
   Job& job = call.job;
   const Tables* t = (const Tables*)PyCapsule_GetPointer(capsule, TABLES_NAME);
   if (!t) return false;
-  if (t->dtype != (job.dtype == FLOAT64 ? FLOAT64 : FLOAT32) || t->pairs != job.pairs || (call.angles > 1 && !t->frequencies))
+  if (t->dtype != (job.dtype == FLOAT64 ? FLOAT64 : FLOAT32) || t->pairs != job.pairs ||
+      (call.angles > 1 && !t->frequencies))
     return fail("digit tables do not fit the rotation");
   job.low = t->low, job.middle = t->middle, job.high = t->high, job.frequencies = t->frequencies;
   job.segments = 1, job.segment[0] = {0, job.pairs};
   if (call.angles == 0) return true;  // implicit positions are those of all components
-  if (has_components != (t->component != nullptr)) return fail("positions have components, or frequencies read some");
+  if (has_components != (t->component != nullptr))
+    return fail("positions have components, or frequencies read some");
   return !t->component || split_segments(job, t->component);
 }
 
 // Checks positions and their fractions, or cos and sin, and takes their last or first axis, of
 // components or pairs, away from those of batch and tokens.
-bool read_angles(Call& call, int component_axis) {
+bool read_angles(Call& call, int columns) {
   Job& job = call.job;
   const Dtype compute = job.dtype == FLOAT64 ? FLOAT64 : FLOAT32;
   job.components = 1;
@@ -463,17 +511,21 @@ bool read_angles(Call& call, int component_axis) {
     Array& x = call.angle[k];
     I& last = k ? job.b_last : job.a_last;
     const bool is_position = job.lookup && k == 0;
-    bool fits = is_position ? !is_float(x.dtype) : job.lookup ? x.dtype == compute : is_float(x.dtype);
-    if (!job.lookup || component_axis >= 0) {
+    bool fits = is_position  ? !is_float(x.dtype)
+                : job.lookup ? x.dtype == compute
+                             : is_float(x.dtype);
+    call.whole_angle[k] = x;
+    if (!job.lookup || columns >= 0) {
       if (x.ndim == 0) return fail("angles have too few axes");
-      const int axis = job.lookup && component_axis == 0 ? 0 : x.ndim - 1;
+      const int axis = job.lookup && columns == 0 ? 0 : x.ndim - 1;
       const I length = x.shape[axis];
-      last = x.strides[axis];
-      if (!job.lookup) fits = fits && length == job.pairs;
+      last = x.strides[axis] * (job.lookup ? 1 : columns);
+      if (!job.lookup) fits = fits && columns > 0 && length > (job.pairs - 1) * columns;
       else if (k == 0) job.components = length;
       else fits = fits && length == job.components;
       x.ndim--;
-      for (int i = axis; i < x.ndim; i++) x.shape[i] = x.shape[i + 1], x.strides[i] = x.strides[i + 1];
+      for (int i = axis; i < x.ndim; i++)
+        x.shape[i] = x.shape[i + 1], x.strides[i] = x.strides[i + 1];
     }
     if (!job.lookup && k == 1) fits = fits && x.dtype == call.angle[0].dtype;
     fits = fits && x.ndim <= call.axes.count && (k == 0 || x.ndim == call.angle[0].ndim);
@@ -496,30 +548,43 @@ bool place_operands(Call& call) {
   const Array& first = call.x[0];
   job.dtype = first.dtype, job.operands = call.arrays;
   const int last = first.ndim - 1;
-  if (!is_float(first.dtype) || last < 1) return fail("an array has no dtype or axes that can be rotated");
+  if (!is_float(first.dtype) || last < 1)
+    return fail("an array has no dtype or axes that can be rotated");
   for (int i = 0; i < call.axes.count; i++)
-    if (call.axes.batch_tokens[i] < 0 || call.axes.batch_tokens[i] >= last) return fail("an axis does not exist");
+    if (call.axes.batch_tokens[i] < 0 || call.axes.batch_tokens[i] >= last)
+      return fail("an axis does not exist");
   const I heads = call.axes.heads;
-  if (heads >= last || call.axes.count + (heads >= 0) != last) return fail("axes do not fit the arrays");
+  if (heads >= last || call.axes.count + (heads >= 0) != last)
+    return fail("axes do not fit the arrays");
   job.after = first.shape[last] - job.before - 2 * job.pairs;
-  if (job.before < 0 || job.pairs < 1 || job.after < 0) return fail("the slice lies outside head_dim");
+  if (job.before < 0 || job.pairs < 1 || job.after < 0)
+    return fail("the slice lies outside head_dim");
   if (!(job.before + job.after)) job.normalizes_rest = false;
   for (int k = 0; k < call.arrays; k++) {
     const Array &x = call.x[k], &y = call.y[k];
-    bool fits = x.dtype == first.dtype && x.ndim == first.ndim && y.dtype == x.dtype && y.ndim == x.ndim;
+    bool fits =
+        x.dtype == first.dtype && x.ndim == first.ndim && y.dtype == x.dtype && y.ndim == x.ndim;
     for (int i = 0; fits && i <= last; i++) {
       fits = (x.shape[i] == first.shape[i] || i == heads);
       fits = fits && x.shape[i] == y.shape[i];
     }
     const I size = SIZES[x.dtype];
-    fits = fits && (x.strides[last] == size || is_empty(x)) && (y.strides[last] == size || is_empty(x));
+    fits = fits && (x.strides[last] == size || is_empty(x)) &&
+           (y.strides[last] == size || is_empty(x));
     if (!fits) return fail("arrays and results differ, or head_dim is not contiguous");
     Operand& o = job.operand[k];
-    o = {x.data, y.data, heads < 0 ? 1 : x.shape[heads], heads < 0 ? 0 : x.strides[heads], heads < 0 ? 0 : y.strides[heads], nullptr, NO_DTYPE};
+    o = {x.data,
+         y.data,
+         heads < 0 ? 1 : x.shape[heads],
+         heads < 0 ? 0 : x.strides[heads],
+         heads < 0 ? 0 : y.strides[heads],
+         nullptr,
+         NO_DTYPE};
     if (k < call.weights && call.weight[k].ndim) {
       const Array& w = call.weight[k];
       const I length = job.normalizes_rest ? first.shape[last] : 2 * job.pairs;
-      if (w.ndim != 1 || !is_float(w.dtype) || !is_contiguous(w) || w.shape[0] != length) return fail("a weight does not fit");
+      if (w.ndim != 1 || !is_float(w.dtype) || !is_contiguous(w) || w.shape[0] != length)
+        return fail("a weight does not fit");
       o.weight = w.data, o.weight_dtype = w.dtype;
     }
   }
@@ -530,10 +595,12 @@ bool place_operands(Call& call) {
 //
 // tables: a handle of read_tables, or None where angles are cos and sin.
 // spec: (batch and tokens axes, heads axis or -1, interleaved_in, interleaved_out, inverse, offset,
-// pairs, axis of components: -1, 0 or 1 for the last, eps or None, weight_offset, normalizes_rest).
-// Returns whether arrays were rotated. If not, nothing was written: an array has no memory, or of the
-// `checks` 1 found positions out of range, or 2 did not see that results overlap nothing else. Check 4
-// returns the bytes of the job in place of running it, for kernels of another processor.
+// pairs, columns, eps or None, weight_offset, normalizes_rest). columns: the axis of components of
+// positions, 0 for the first, 1 for the last, -1 for none; or the step between columns of cos and
+// sin that are read.
+// Returns whether arrays were rotated. If not, nothing was written: an array has no memory, or of
+// the `checks` 1 found positions out of range, or 2 did not see that results overlap nothing else.
+// Check 4 returns the bytes of the job in place of running it, for kernels of another processor.
 PyObject* rotate(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (count != 10) return fail("rotate takes ten arguments"), nullptr;
   PyObject *describe = args[7], *limit = args[8], *axes, *eps;
@@ -542,26 +609,32 @@ PyObject* rotate(PyObject*, PyObject* const* args, Py_ssize_t count) {
   memset(&job, 0, sizeof job);
   memset(call.weight, 0, sizeof call.weight);
   call.absent = false;
-  int in, out, inverse, component_axis, rest, results, offsets;
-  if (!PyArg_ParseTuple(args[6], "OLpppLLiOdp", &axes, &call.axes.heads, &in, &out, &inverse, &job.before,
-                        &job.pairs, &component_axis, &eps, &job.weight_offset, &rest))
+  int in, out, inverse, columns, rest, results, offsets;
+  if (!PyArg_ParseTuple(args[6], "OLpppLLiOdp", &axes, &call.axes.heads, &in, &out, &inverse,
+                        &job.before, &job.pairs, &columns, &eps, &job.weight_offset, &rest))
     return nullptr;
-  job.interleaved_in = in, job.interleaved_out = out, job.inverse = inverse, job.normalizes_rest = rest;
+  job.interleaved_in = in, job.interleaved_out = out, job.inverse = inverse,
+  job.normalizes_rest = rest;
   job.normalized = eps != Py_None, job.lookup = args[5] != Py_None;
   if (job.normalized) job.eps = PyFloat_AsDouble(eps);
-  if (PyErr_Occurred() || !read_ints(axes, call.axes.batch_tokens, MAX_DIMS, &call.axes.count)) return nullptr;
-  if (!read_group(args[0], describe, call.x, &call.arrays, call.absent) || !read_group(args[1], describe, call.y, &results, call.absent) ||
-      !read_group(args[2], describe, call.weight, &call.weights, call.absent) || !read_group(args[3], describe, call.angle, &call.angles, call.absent) ||
+  if (PyErr_Occurred() || !read_ints(axes, call.axes.batch_tokens, MAX_DIMS, &call.axes.count))
+    return nullptr;
+  if (!read_group(args[0], describe, call.x, &call.arrays, call.absent) ||
+      !read_group(args[1], describe, call.y, &results, call.absent) ||
+      !read_group(args[2], describe, call.weight, &call.weights, call.absent) ||
+      !read_group(args[3], describe, call.angle, &call.angles, call.absent) ||
       !read_group(args[4], describe, &call.offsets, &offsets, call.absent))
     return nullptr;
   if (call.arrays < 1 || call.arrays != results || offsets > 1 || (!job.lookup && call.angles != 2))
     return fail("arguments do not fit each other"), nullptr;
-  if (!place_operands(call) || !read_angles(call, component_axis)) return nullptr;
-  if (job.lookup && !place_tables(call, args[5], component_axis >= 0)) return nullptr;
+  if (!place_operands(call) || !read_angles(call, columns)) return nullptr;
+  if (job.lookup && !place_tables(call, args[5], columns >= 0)) return nullptr;
   if (offsets) {
-    bool fits = call.arrays == 2 && call.offsets.dtype == INT64 && call.offsets.ndim == call.x[1].ndim;
+    bool fits =
+        call.arrays == 2 && call.offsets.dtype == INT64 && call.offsets.ndim == call.x[1].ndim;
     for (int i = 0; fits && i < call.axes.count; i++)
-      fits = call.offsets.shape[call.axes.batch_tokens[i]] == call.x[1].shape[call.axes.batch_tokens[i]];
+      fits = call.offsets.shape[call.axes.batch_tokens[i]] ==
+             call.x[1].shape[call.axes.batch_tokens[i]];
     if (!fits) return fail("offsets do not fit the arrays"), nullptr;
     job.offsets = call.offsets.data;
   }
@@ -574,15 +647,20 @@ PyObject* rotate(PyObject*, PyObject* const* args, Py_ssize_t count) {
     for (int i = 0; i < x.ndim; i++) n *= x.shape[i];
     elements += n, bytes += n * SIZES[x.dtype];
     apart = apart && (k == 0 || are_disjoint(call.y[0], call.y[1]));
-    for (int j = 0; j < call.arrays && apart; j++) apart = (same && j == k) || are_disjoint(call.y[k], call.x[j]);
-    for (int j = 0; j < call.angles && apart; j++) apart = are_disjoint(call.y[k], call.angle[j]);
-    for (int j = 0; j < call.weights && apart; j++) apart = !call.weight[j].ndim || are_disjoint(call.y[k], call.weight[j]);
+    for (int j = 0; j < call.arrays && apart; j++)
+      apart = (same && j == k) || are_disjoint(call.y[k], call.x[j]);
+    for (int j = 0; j < call.angles && apart; j++)
+      apart = are_disjoint(call.y[k], call.whole_angle[j]);
+    for (int j = 0; j < call.weights && apart; j++)
+      apart = !call.weight[j].ndim || are_disjoint(call.y[k], call.weight[j]);
   }
   const long checks = PyLong_AsLong(args[9]);
   if (PyErr_Occurred()) return nullptr;
   if (call.absent || ((checks & 2) && !apart)) Py_RETURN_FALSE;
-  const Array* xs[] = {&call.x[0], &call.y[0], call.arrays > 1 ? &call.x[1] : nullptr, call.arrays > 1 ? &call.y[1] : nullptr, offsets ? &call.offsets : nullptr};
-  const Array* angles[] = {call.angles > 0 ? &call.angle[0] : nullptr, call.angles > 1 ? &call.angle[1] : nullptr};
+  const Array* xs[] = {&call.x[0], &call.y[0], call.arrays > 1 ? &call.x[1] : nullptr,
+                       call.arrays > 1 ? &call.y[1] : nullptr, offsets ? &call.offsets : nullptr};
+  const Array* angles[] = {call.angles > 0 ? &call.angle[0] : nullptr,
+                           call.angles > 1 ? &call.angle[1] : nullptr};
   collapse(job, call.axes, xs, angles, call.angles ? call.angle[0].ndim : 0);
   if (job.rows == 0) Py_RETURN_TRUE;
   if ((checks & 1) && job.lookup && exceeds_limit(job)) Py_RETURN_FALSE;
@@ -591,7 +669,9 @@ PyObject* rotate(PyObject*, PyObject* const* args, Py_ssize_t count) {
     const I head = job.operand[k].x_head, token = last.steps[2 * k];
     far |= job.operand[k].heads > 1 && (head < 0 ? -head : head) > (token < 0 ? -token : token);
   }
-  job.block = find_threshold(far && bytes >= find_threshold(FAR_BYTES) ? FAR_ANGLE_BYTES : ANGLE_BYTES) / (2 * job.pairs * (job.dtype == FLOAT64 ? 8 : 4));
+  job.block =
+      find_threshold(far && bytes >= find_threshold(FAR_BYTES) ? FAR_ANGLE_BYTES : ANGLE_BYTES) /
+      (2 * job.pairs * (job.dtype == FLOAT64 ? 8 : 4));
   job.block = job.block < 1 ? 1 : job.block < last.length ? job.block : last.length;
   job.is_large = bytes >= find_threshold(LARGE_BYTES);
   if (checks & 4) return PyBytes_FromStringAndSize((const char*)&job, sizeof job);
@@ -614,28 +694,38 @@ PyObject* rotate(PyObject*, PyObject* const* args, Py_ssize_t count) {
   Py_RETURN_TRUE;
 }
 
-// set_up_numpy(ndarray, dtypes, probes): reads arrays by their fields from now on, if these agree with
-// the attributes of probes, (array, address, number of dtype, shape, strides). Returns whether they do.
+// set_up_numpy(ndarray, dtypes, probes): reads arrays by their fields from now on, if these agree
+// with the attributes of probes, (array, address, number of dtype, shape, strides). Returns whether
+// they do.
 PyObject* set_up_numpy(PyObject*, PyObject* args) {
   PyObject *type, *dtypes, *probes;
-  if (!PyArg_ParseTuple(args, "OO!O!", &type, &PyTuple_Type, &dtypes, &PyTuple_Type, &probes)) return nullptr;
-  if (PyTuple_Size(dtypes) != NO_DTYPE) return fail("set_up_numpy takes a dtype or None for each number"), nullptr;
+  if (!PyArg_ParseTuple(args, "OO!O!", &type, &PyTuple_Type, &dtypes, &PyTuple_Type, &probes))
+    return nullptr;
+  if (PyTuple_Size(dtypes) != NO_DTYPE)
+    return fail("set_up_numpy takes a dtype or None for each number"), nullptr;
   for (int i = 0; i < NO_DTYPE; i++) {
     Py_XDECREF(numpy_dtypes[i]);
-    numpy_dtypes[i] = PyTuple_GetItem(dtypes, i) == Py_None ? nullptr : Py_NewRef(PyTuple_GetItem(dtypes, i));
+    numpy_dtypes[i] =
+        PyTuple_GetItem(dtypes, i) == Py_None ? nullptr : Py_NewRef(PyTuple_GetItem(dtypes, i));
   }
   for (Py_ssize_t i = 0; i < PyTuple_Size(probes); i++) {
     PyObject *array, *shape, *strides;
     long long address, dtype;
-    if (!PyArg_ParseTuple(PyTuple_GetItem(probes, i), "OLLOO", &array, &address, &dtype, &shape, &strides)) return nullptr;
+    if (!PyArg_ParseTuple(PyTuple_GetItem(probes, i), "OLLOO", &array, &address, &dtype, &shape,
+                          &strides))
+      return nullptr;
     Array x, y;
     int ndim;
-    if (!read_ints(shape, y.shape, MAX_DIMS, &y.ndim) || !read_ints(strides, y.strides, MAX_DIMS, &ndim)) return nullptr;
+    if (!read_ints(shape, y.shape, MAX_DIMS, &y.ndim) ||
+        !read_ints(strides, y.strides, MAX_DIMS, &ndim))
+      return nullptr;
     const NumpyArray* a = (const NumpyArray*)array;
-    bool same = (PyObject*)Py_TYPE(array) == type && a->nd == y.ndim && a->data == (char*)(intptr_t)address;
+    bool same =
+        (PyObject*)Py_TYPE(array) == type && a->nd == y.ndim && a->data == (char*)(intptr_t)address;
     if (!same) Py_RETURN_FALSE;
     read_numpy(a, x);
-    for (int j = 0; j < ndim; j++) same = same && x.shape[j] == y.shape[j] && x.strides[j] == y.strides[j];
+    for (int j = 0; j < ndim; j++)
+      same = same && x.shape[j] == y.shape[j] && x.strides[j] == y.strides[j];
     if (!same || x.dtype != dtype) Py_RETURN_FALSE;
   }
   Py_XDECREF(numpy_type);
@@ -647,7 +737,8 @@ PyObject* set_up_numpy(PyObject*, PyObject* args) {
 PyObject* set_up_torch(PyObject*, PyObject* args) {
   PyObject *tensor, *parameter, *capsule;
   if (!PyArg_ParseTuple(args, "OOO", &tensor, &parameter, &capsule)) return nullptr;
-  const DLExchange* exchange = (const DLExchange*)PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+  const DLExchange* exchange =
+      (const DLExchange*)PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
   if (!exchange) return nullptr;
   if (exchange->major != 1 || !exchange->view) Py_RETURN_FALSE;
   torch_exchange = exchange;
@@ -659,7 +750,8 @@ PyObject* set_up_torch(PyObject*, PyObject* args) {
 // levels(): the instruction sets of this processor that kernels are compiled for, the best last.
 PyObject* list_levels(PyObject*, PyObject*) {
   PyObject* names = PyTuple_New(count_levels());
-  for (int i = 0; names && i < count_levels(); i++) PyTuple_SetItem(names, i, PyUnicode_FromString(LEVELS[i].name));
+  for (int i = 0; names && i < count_levels(); i++)
+    PyTuple_SetItem(names, i, PyUnicode_FromString(LEVELS[i].name));
   return names;
 }
 
@@ -697,7 +789,8 @@ PyMethodDef methods[] = {
     {"use_level", use_level, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
-PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_native", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
+PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "_native", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
 
 }  // namespace
 

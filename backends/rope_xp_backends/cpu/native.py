@@ -55,10 +55,11 @@ def decline_reason(call: Call) -> str | None:
     return MISSING or decline_norm(call)
 
 
-def describe_spec(spec: RotationSpec, component_axis: int) -> tuple[Any, ...]:
+def describe_spec(spec: RotationSpec, columns: int) -> tuple[Any, ...]:
     """Return a rotation as the native function takes it.
 
-    ``component_axis`` is that of components of positions: 0 the first, 1 the last, -1 none.
+    ``columns`` is the axis of components of positions: 0 the first, 1 the last, -1 none. Of cos and
+    sin it is the step from column to column that is read.
     """
     axes, norm = spec.axes, spec.norm
     return (
@@ -68,7 +69,7 @@ def describe_spec(spec: RotationSpec, component_axis: int) -> tuple[Any, ...]:
         bool(spec.inverse),
         spec.rotary_offset,
         int(spec.rotary_dim) // 2,  # torch.jit.trace has tensors
-        component_axis,
+        columns,
         None if norm is None else norm.eps,
         0.0 if norm is None else norm.weight_offset,
         norm is not None and not norm.over_slice,

@@ -29,12 +29,20 @@ const I LINE = 64;         // bytes of a line of the caches
 const int SKEW = 16;       // numpy's large arrays begin so many bytes behind a line
 const int SUM_LANES = 16;  // of a sum of squares, as rope_xp/_rotation/norm.py has it
 const int NORM_ROWS = 4;   // whose roots and quotients overlap; more leave the first cache
-const I BUFFER = 1 << 11;  // bytes of results that wait to be streamed  // bytes of results that wait to be streamed
+const I BUFFER = 1 << 11;  // bytes of results that wait to be streamed
 
-struct float16 { uint16_t bits; };
-struct bfloat16 { uint16_t bits; };
-template <class T> struct ComputeOf { typedef float type; };
-template <> struct ComputeOf<double> { typedef double type; };
+struct float16 {
+  uint16_t bits;
+};
+struct bfloat16 {
+  uint16_t bits;
+};
+template <class T> struct ComputeOf {
+  typedef float type;
+};
+template <> struct ComputeOf<double> {
+  typedef double type;
+};
 template <class T> using Compute = typename ComputeOf<T>::type;
 template <class T> constexpr int LANES = WIDTH / sizeof(Compute<T>);
 template <class T, class U> constexpr bool SAME = false;
@@ -54,7 +62,9 @@ template <class V> INLINE V read(const void* p) {
   return v;
 }
 template <class V> INLINE void write(void* p, V v) { memcpy(p, &v, sizeof v); }
-template <class V, class M> INLINE V select(M mask, V yes, V no) { return (V)((mask & (M)yes) | (~mask & (M)no)); }
+template <class V, class M> INLINE V select(M mask, V yes, V no) {
+  return (V)((mask & (M)yes) | (~mask & (M)no));
+}
 
 // Rounded to nearest, ties to even, in the upper halves. A NaN with a lower half of zeros stays.
 template <int N> INLINE Bits<N> round_to_upper(Vec<float, N> v) {
@@ -140,7 +150,8 @@ template <int LENGTH, bool WHOLE> struct Step {
     memcpy(p + i, part, count * sizeof(T));
   }
   // Elements at an index that is twice as large: two vectors.
-  template <class T> INLINE void load_two(const T* p, Vec<Compute<T>, N>& v, Vec<Compute<T>, N>& w) const {
+  template <class T>
+  INLINE void load_two(const T* p, Vec<Compute<T>, N>& v, Vec<Compute<T>, N>& w) const {
     T part[2 * N] = {};
     const T* from = p + 2 * i;
     if constexpr (!WHOLE) from = (const T*)memcpy(part, from, 2 * count * sizeof(T));
@@ -154,10 +165,12 @@ template <int LENGTH, bool WHOLE> struct Step {
   }
 };
 
-// for (i = 0; i < length; i += N) body(N lanes at i), in shorter and shorter vectors at the end. A lane
-// has BYTES of memory. If rows begin SKEW bytes behind a line, shorter vectors lead up to where none
-// crosses a line. With a constant LENGTH there is no loop, and what all rows share stays in registers.
-template <class C, int N, int BYTES, int I0, int LENGTH, int START, class Body> INLINE void unroll_steps(Body body) {
+// for (i = 0; i < length; i += N) body(N lanes at i), in shorter and shorter vectors at the end. A
+// lane has BYTES of memory. If rows begin SKEW bytes behind a line, shorter vectors lead up to
+// where none crosses a line. With a constant LENGTH there is no loop, and what all rows share stays
+// in registers.
+template <class C, int N, int BYTES, int I0, int LENGTH, int START, class Body>
+INLINE void unroll_steps(Body body) {
   if constexpr (START > 0 && START < N && I0 + START <= LENGTH) {
     body(Step<START, true>{I0, START});
     unroll_steps<C, N, BYTES, I0 + START, LENGTH, 2 * START>(body);
@@ -176,7 +189,8 @@ template <class C, int N, int BYTES, class Body> INLINE void end_steps(I i, I le
   else if (i < length) body(Step<N, false>{i, length - i});
 }
 
-template <class C, int N, int BYTES, int START, class Body> INLINE void start_steps(I i, I length, Body body) {
+template <class C, int N, int BYTES, int START, class Body>
+INLINE void start_steps(I i, I length, Body body) {
   if constexpr (START < N) {
     if (i + START > length) return end_steps<C, N, BYTES>(i, length, body);
     body(Step<START, true>{i, START});
@@ -186,7 +200,8 @@ template <class C, int N, int BYTES, int START, class Body> INLINE void start_st
   }
 }
 
-template <class C, int N, int BYTES, int LENGTH, bool SKEWED, class Body> INLINE void for_steps(I length, Body body) {
+template <class C, int N, int BYTES, int LENGTH, bool SKEWED, class Body>
+INLINE void for_steps(I length, Body body) {
   constexpr int START = SKEWED ? SKEW / BYTES : N;
   if constexpr (LENGTH > 0) unroll_steps<C, N, BYTES, 0, LENGTH, START>(body);
   else start_steps<C, N, BYTES, START>(0, length, body);
@@ -197,7 +212,8 @@ template <int (*SOURCE)(int, int, int), class C, int N, int... LANE>
 INLINE Vec<C, N> shuffle(Vec<C, N> v, Vec<C, N> w, std::integer_sequence<int, LANE...>) {
   return __builtin_shufflevector(v, w, SOURCE(LANE, N, 16 / sizeof(C))...);
 }
-template <int (*SOURCE)(int, int, int), class C, int N> INLINE Vec<C, N> shuffle(Vec<C, N> v, Vec<C, N> w) {
+template <int (*SOURCE)(int, int, int), class C, int N>
+INLINE Vec<C, N> shuffle(Vec<C, N> v, Vec<C, N> w) {
   return shuffle<SOURCE, C, N>(v, w, std::make_integer_sequence<int, N>());
 }
 
@@ -207,11 +223,15 @@ constexpr int lower(int i, int n, int) { return i / 2 + i % 2 * n; }
 constexpr int upper(int i, int n, int) { return n / 2 + lower(i, n, 0); }
 // The same within blocks of 16 bytes, g lanes, where lanes move in one step. The order of pairs is
 // then that of `crossed`: half a block of the first vector, half a block of the second, and so on.
-constexpr int block_even(int i, int n, int g) { return i % g < g / 2 ? i / g * g + 2 * (i % g) : n + i / g * g + 2 * (i % g) - g; }
+constexpr int block_even(int i, int n, int g) {
+  return i % g < g / 2 ? i / g * g + 2 * (i % g) : n + i / g * g + 2 * (i % g) - g;
+}
 constexpr int block_odd(int i, int n, int g) { return block_even(i, n, g) + 1; }
 constexpr int block_lower(int i, int n, int g) { return i / g * g + i % g / 2 + i % 2 * n; }
 constexpr int block_upper(int i, int n, int g) { return g / 2 + block_lower(i, n, g); }
-constexpr int crossed(int i, int n, int g) { return i / g * (g / 2) + i % g % (g / 2) + i % g / (g / 2) * (n / 2); }
+constexpr int crossed(int i, int n, int g) {
+  return i / g * (g / 2) + i % g % (g / 2) + i % g / (g / 2) * (n / 2);
+}
 
 I round_up(I pairs) { return (pairs + 3) / 4 * 4; }  // to whole steps
 
@@ -228,10 +248,12 @@ template <class T, bool IN, bool OUT> struct Order {
   static constexpr bool DEALT = !IN && !OUT && NARROW;
 };
 
-template <class T> constexpr int GROUP = 16 / sizeof(T) ;  // pairs that are dealt at least
+template <class T> constexpr int GROUP = 16 / sizeof(T);  // pairs that are dealt at least
 
-// Put numbers of pairs, in order, where rows of a kernel read them: of whole steps, also at the end.
-template <class T, bool IN, bool OUT, bool SKEWED> void arrange(const Compute<T>* from, Compute<T>* to, I pairs) {
+// Put numbers of pairs, in order, where rows of a kernel read them: of whole steps, also at the
+// end.
+template <class T, bool IN, bool OUT, bool SKEWED>
+void arrange(const Compute<T>* from, Compute<T>* to, I pairs) {
   typedef Compute<T> C;
   typedef Order<T, IN, OUT> O;
   I first = 0;
@@ -245,14 +267,16 @@ template <class T, bool IN, bool OUT, bool SKEWED> void arrange(const Compute<T>
     first = pairs / GROUP<T> * GROUP<T>;
     for_steps<C, LANES<T>, 4, 0, SKEWED>(first / 2, [=](auto s) __attribute__((always_inline)) {
       auto v = read<Vec<C, s.N>>(from + 2 * s.i), w = read<Vec<C, s.N>>(from + 2 * s.i + s.N);
-      write(to + 2 * s.i, shuffle<even, C, s.N>(v, w)), write(to + 2 * s.i + s.N, shuffle<odd, C, s.N>(v, w));
+      write(to + 2 * s.i, shuffle<even, C, s.N>(v, w)),
+          write(to + 2 * s.i + s.N, shuffle<odd, C, s.N>(v, w));
     });
   }
   memcpy(to + first, from + first, (pairs - first) * sizeof(*to));
 }
 
 // y1 = (x1 * w1 * cos - x2 * w2 * sin) * factor, y2 = (x2 * w2 * cos + x1 * w1 * sin) * factor
-template <bool NORM, class V, class C> INLINE void rotate_pairs(V& x1, V& x2, V cos, V sin, V w1, V w2, C factor) {
+template <bool NORM, class V, class C>
+INLINE void rotate_pairs(V& x1, V& x2, V cos, V sin, V w1, V w2, C factor) {
   if constexpr (NORM) x1 *= w1, x2 *= w2;
   V y1 = x1 * cos - x2 * sin, y2 = x2 * cos + x1 * sin;
   if constexpr (NORM) y1 *= factor, y2 *= factor;
@@ -261,8 +285,9 @@ template <bool NORM, class V, class C> INLINE void rotate_pairs(V& x1, V& x2, V 
 
 // Rotates the row at x into that at y. Where pairs move, they differ.
 template <class T, bool IN, bool OUT, bool NORM, int PAIRS, bool SKEWED>
-INLINE void rotate_row(const T* x, T* y, const Compute<T>* __restrict cos, const Compute<T>* __restrict sin,
-                       I pairs, const Compute<T>* __restrict w, Compute<T> factor) {
+INLINE void rotate_row(const T* x, T* y, const Compute<T>* __restrict cos,
+                       const Compute<T>* __restrict sin, I pairs, const Compute<T>* __restrict w,
+                       Compute<T> factor) {
   typedef Compute<T> C;
   typedef Order<T, IN, OUT> O;
   const int N = LANES<T>;
@@ -308,25 +333,28 @@ INLINE void rotate_row(const T* x, T* y, const Compute<T>* __restrict cos, const
     if (DEALT > 0 && DEALT == PAIRS) return;
     x += first, y += first, cos += first, sin += first, w += NORM ? first : 0;
   }
-  for_steps<C, N, sizeof(T), O::DEALT ? 0 : PAIRS, SKEWED && !IN && !OUT && !O::DEALT>(pairs - first, [=](auto s) __attribute__((always_inline)) {
-    constexpr int n = s.N;
-    typedef Vec<C, n> V;
-    V c = read<V>(cos + s.i), x1, x2, v, u, w1 = c, w2 = c;
-    if constexpr (IN) {
-      s.load_two(x, v, u);
-      x1 = shuffle<OUT ? block_even : even, C, n>(v, u), x2 = shuffle<OUT ? block_odd : odd, C, n>(v, u);
-    } else {
-      x1 = s.load(x), x2 = s.load(x + pairs);
-    }
-    if constexpr (NORM) w1 = read<V>(w + s.i), w2 = read<V>(w + weights + s.i);
-    rotate_pairs<NORM>(x1, x2, c, read<V>(sin + s.i), w1, w2, factor);
-    if constexpr (OUT) {
-      v = shuffle<IN ? block_lower : lower, C, n>(x1, x2), u = shuffle<IN ? block_upper : upper, C, n>(x1, x2);
-      s.store_two(y, v, u);
-    } else {
-      s.store(y, x1), s.store(y + pairs, x2);
-    }
-  });
+  for_steps<C, N, sizeof(T), O::DEALT ? 0 : PAIRS, SKEWED && !IN && !OUT && !O::DEALT>(
+      pairs - first, [=](auto s) __attribute__((always_inline)) {
+        constexpr int n = s.N;
+        typedef Vec<C, n> V;
+        V c = read<V>(cos + s.i), x1, x2, v, u, w1 = c, w2 = c;
+        if constexpr (IN) {
+          s.load_two(x, v, u);
+          x1 = shuffle<OUT ? block_even : even, C, n>(v, u),
+          x2 = shuffle<OUT ? block_odd : odd, C, n>(v, u);
+        } else {
+          x1 = s.load(x), x2 = s.load(x + pairs);
+        }
+        if constexpr (NORM) w1 = read<V>(w + s.i), w2 = read<V>(w + weights + s.i);
+        rotate_pairs<NORM>(x1, x2, c, read<V>(sin + s.i), w1, w2, factor);
+        if constexpr (OUT) {
+          v = shuffle<IN ? block_lower : lower, C, n>(x1, x2),
+          u = shuffle<IN ? block_upper : upper, C, n>(x1, x2);
+          s.store_two(y, v, u);
+        } else {
+          s.store(y, x1), s.store(y + pairs, x2);
+        }
+      });
 }
 
 // --- norm: the steps of rope_xp/_rotation/norm.py ------------------------------------------------
@@ -359,11 +387,13 @@ template <class T> INLINE void sum_squares(Sum<Compute<T>>& sum, const T* x, con
 }
 
 // The same for neighbours, of which the first and the second components are two parts.
-template <class T> INLINE void sum_neighbours(Sum<Compute<T>>& first, Sum<Compute<T>>& second, const T* x, I count) {
+template <class T>
+INLINE void sum_neighbours(Sum<Compute<T>>& first, Sum<Compute<T>>& second, const T* x, I count) {
   typedef Sum<Compute<T>> S;
   S low, high;
   I i = 0;
-  for (; i + 2 * SUM_LANES <= count; i += 2 * SUM_LANES) add_squares(low, x + i), add_squares(high, x + i + SUM_LANES);
+  for (; i + 2 * SUM_LANES <= count; i += 2 * SUM_LANES)
+    add_squares(low, x + i), add_squares(high, x + i + SUM_LANES);
   if (i < count) {
     T part[2 * SUM_LANES] = {};
     memcpy(part, x + i, (count - i) * sizeof(T));
@@ -373,7 +403,8 @@ template <class T> INLINE void sum_neighbours(Sum<Compute<T>>& first, Sum<Comput
     S& from = 2 * j < S::VECTORS ? low : high;
     int k = 2 * j % S::VECTORS;
     auto v = from.lanes[k], w = S::VECTORS == 1 ? high.lanes[0] : from.lanes[(k + 1) % S::VECTORS];
-    first.lanes[j] = shuffle<even, Compute<T>, S::N>(v, w), second.lanes[j] = shuffle<odd, Compute<T>, S::N>(v, w);
+    first.lanes[j] = shuffle<even, Compute<T>, S::N>(v, w),
+    second.lanes[j] = shuffle<odd, Compute<T>, S::N>(v, w);
   }
 }
 
@@ -391,7 +422,8 @@ template <class C, int N> INLINE C add_lanes(Vec<C, N> v) {
 }
 
 // 1 / sqrt(mean(x * x) + eps), by a mean of float64.
-template <class T, bool IN> INLINE Compute<T> find_factor(const T* x, const Job& job, const I pairs) {
+template <class T, bool IN>
+INLINE Compute<T> find_factor(const T* x, const Job& job, const I pairs) {
   typedef Sum<Compute<T>> S;
   S total, second, before, after;
   if constexpr (IN) sum_neighbours(total, second, x, 2 * pairs);
@@ -411,10 +443,11 @@ template <class T, bool IN> INLINE Compute<T> find_factor(const T* x, const Job&
 }
 
 // y = x * w * factor, beside the rotated slice
-template <class T> INLINE void scale(const T* x, T* y, const Compute<T>* w, I count, Compute<T> factor) {
-  for_steps<Compute<T>, LANES<T>, sizeof(T), 0, false>(count, [=](auto s) __attribute__((always_inline)) {
-    s.store(y, s.load(x) * s.load(w) * factor);
-  });
+template <class T>
+INLINE void scale(const T* x, T* y, const Compute<T>* w, I count, Compute<T> factor) {
+  for_steps<Compute<T>, LANES<T>, sizeof(T), 0, false>(
+      count,
+      [=](auto s) __attribute__((always_inline)) { s.store(y, s.load(x) * s.load(w) * factor); });
 }
 
 template <class C, class T> INLINE C read_number(const char* p) {
@@ -449,13 +482,16 @@ template <class C> INLINE C canonicalize(C x) { return x == x ? x : (C)NAN; }
 // Weights and their offset, 1 for none: in `slice` of the first components of pairs and then of the
 // second, as rows read them, and in `rest` of the components before and after the slice.
 template <class T, bool IN, bool OUT, bool SKEWED>
-void read_weights(const Job& job, const Operand& o, Compute<T>* slice, Compute<T>* rest, Compute<T>* spare) {
+void read_weights(const Job& job, const Operand& o, Compute<T>* slice, Compute<T>* rest,
+                  Compute<T>* spare) {
   typedef Compute<T> C;
-  const I r = job.pairs, before = job.normalizes_rest ? job.before : 0, after = job.normalizes_rest ? job.after : 0;
+  const I r = job.pairs, before = job.normalizes_rest ? job.before : 0,
+          after = job.normalizes_rest ? job.after : 0;
   const I size = o.weight_dtype == FLOAT64 ? 8 : o.weight_dtype == FLOAT32 ? 4 : 2;
   auto read_part = [&](I first, I step, I count, C* to) {
     if (o.weight) read_numbers<C>(o.weight + first * size, step * size, o.weight_dtype, count, to);
-    for (I i = 0; i < count; i++) to[i] = o.weight ? canonicalize(to[i] + (C)job.weight_offset) : (C)1;
+    for (I i = 0; i < count; i++)
+      to[i] = o.weight ? canonicalize(to[i] + (C)job.weight_offset) : (C)1;
   };
   read_part(0, 1, before, rest), read_part(before + 2 * r, 1, after, rest + before);
   for (int k = 0; k < 2; k++) {
@@ -466,7 +502,9 @@ void read_weights(const Job& job, const Operand& o, Compute<T>* slice, Compute<T
 
 // --- angles: the steps of rope_xp/_rotation/angles.py and fractions.py ---------------------------
 
-template <class C> struct Angle { C cos, sin; };
+template <class C> struct Angle {
+  C cos, sin;
+};
 
 // The angle a + b. Tables of float64 have cos b - 1, as fractions do.
 template <class C> INLINE Angle<C> compose(Angle<C> a, Angle<C> b, bool less_1) {
@@ -480,10 +518,11 @@ template <class C> INLINE C evaluate(C square, const double* coefficients, int c
   return value;
 }
 
-const double SINE[] = {1 / 355687428096000.0, -1 / 1307674368000.0, 1 / 6227020800.0, -1 / 39916800.0,
-                       1 / 362880.0, -1 / 5040.0, 1 / 120.0, -1 / 6.0};
+const double SINE[] = {
+    1 / 355687428096000.0, -1 / 1307674368000.0, 1 / 6227020800.0, -1 / 39916800.0,
+    1 / 362880.0,          -1 / 5040.0,          1 / 120.0,        -1 / 6.0};
 const double COSINE[] = {1 / 20922789888000.0, -1 / 87178291200.0, 1 / 479001600.0, -1 / 3628800.0,
-                         1 / 40320.0, -1 / 720.0, 1 / 24.0, -1 / 2.0};
+                         1 / 40320.0,          -1 / 720.0,         1 / 24.0,        -1 / 2.0};
 
 // cos - 1 and sin of an angle: Cody and Waite's reduction, and Taylor's series.
 template <class C> INLINE Angle<C> find_cosm1_sin(C angle) {
@@ -502,9 +541,8 @@ template <class C> INLINE Angle<C> find_cosm1_sin(C angle) {
 }
 
 // Angles of one position, of frequencies first to end; if `mixed`, of those that read component c.
-template <class C>
-void look_up_row(const Job& job, I position, const char* fraction, I c, I first, I end, bool mixed,
-                 C* __restrict cos, C* __restrict sin) {
+template <class C> void look_up_row(const Job& job, I position, const char* fraction, I c, I first,
+                                    I end, bool mixed, C* __restrict cos, C* __restrict sin) {
   const I r = job.pairs;
   const bool inside = position > -LIMIT && position < LIMIT, wide = sizeof(C) == 8;
   const I size = inside ? (position < 0 ? -position : position) : 0;
@@ -541,22 +579,29 @@ void look_up_row(const Job& job, I position, const char* fraction, I c, I first,
     }
 }
 
-// The angles of a token, in order. a and b are what its positions and fractions, or cos and sin, begin at.
-template <class C> void find_angles(const Job& job, I token, const char* a, const char* b, C* cos, C* sin) {
+// The angles of a token, in order. a and b are what its positions and fractions, or cos and sin,
+// begin at.
+template <class C>
+void find_angles(const Job& job, I token, const char* a, const char* b, C* cos, C* sin) {
   const I r = job.pairs;
   if (!job.lookup) {
     read_numbers<C>(a, job.a_last, job.angle_dtype, r, cos);
     read_numbers<C>(b, job.b_last, job.angle_dtype, r, sin);
-    for (I j = 0; j < r; j++) cos[j] = canonicalize(cos[j]), sin[j] = canonicalize(job.inverse ? -sin[j] : sin[j]);
+    for (I j = 0; j < r; j++)
+      cos[j] = canonicalize(cos[j]), sin[j] = canonicalize(job.inverse ? -sin[j] : sin[j]);
     return;
   }
   const bool is_mixed = job.segments == 0;
   for (I i = 0; i < (is_mixed ? job.components : job.segments); i++) {
-    const I first = is_mixed || i == 0 ? 0 : job.segment[i - 1].end, end = is_mixed ? r : job.segment[i].end;
+    const I first = is_mixed || i == 0 ? 0 : job.segment[i - 1].end,
+            end = is_mixed ? r : job.segment[i].end;
     const I c = is_mixed ? i : job.segment[i].component;
     I position = token;
-    if (a) position = job.angle_dtype == INT32 ? read<int32_t>(a + c * job.a_last) : read<I>(a + c * job.a_last);
-    look_up_row<C>(job, position, b ? b + c * job.b_last : nullptr, c, first, end, is_mixed, cos, sin);
+    if (a)
+      position = job.angle_dtype == INT32 ? read<int32_t>(a + c * job.a_last)
+                                          : read<I>(a + c * job.a_last);
+    look_up_row<C>(job, position, b ? b + c * job.b_last : nullptr, c, first, end, is_mixed, cos,
+                   sin);
   }
 }
 
@@ -580,7 +625,8 @@ INLINE void stream(char* y, const char* from, I bytes) {
   if (i > bytes) i = bytes;
   memcpy(y, from, i);
   for (; i + LINE <= bytes; i += LINE)
-    for (int j = 0; j < LINE; j += 16) _mm_stream_si128((__m128i*)(y + i + j), read<__m128i>(from + i + j));
+    for (int j = 0; j < LINE; j += 16)
+      _mm_stream_si128((__m128i*)(y + i + j), read<__m128i>(from + i + j));
   memcpy(y + i, from + i, bytes - i);
 #else
   memcpy(y, from, bytes);
@@ -588,11 +634,11 @@ INLINE void stream(char* y, const char* from, I bytes) {
 }
 
 template <class C> struct Scratch {
-  C *cos, *sin;    // of a block, as rows read them
-  C *row;          // cos and sin of a token, in order; spare
+  C *cos, *sin;  // of a block, as rows read them
+  C* row;        // cos and sin of a token, in order; spare
   C *weights[2], *rest[2];
-  char *buffer;    // of results that wait to be streamed
-  C *spare;        // a row whose pairs move
+  char* buffer;  // of results that wait to be streamed
+  C* spare;      // a row whose pairs move
 };
 
 struct Rows {  // rows at equal distances, in bytes
@@ -604,17 +650,20 @@ struct Rows {  // rows at equal distances, in bytes
 
 // Rotates rows by the same angles, or if they MOVE, each by its own.
 template <class T, bool IN, bool OUT, bool NORM, bool SKEWED, bool MOVE, int PAIRS>
-void rotate_each(const Job& job, const Rows& rows, const Compute<T>* cos, const Compute<T>* sin, const Compute<T>* w,
-                 const Compute<T>* rest, const Scratch<Compute<T>>& scratch) {
+void rotate_each(const Job& job, const Rows& rows, const Compute<T>* cos, const Compute<T>* sin,
+                 const Compute<T>* w, const Compute<T>* rest, const Scratch<Compute<T>>& scratch) {
   typedef Compute<T> C;
-  const I r = PAIRS > 0 ? PAIRS : job.pairs, angles = round_up(r), before = job.before, after = job.after;
-  auto rotate_all = [&](const C* __restrict c, const C* __restrict s) __attribute__((always_inline)) {
+  const I r = PAIRS > 0 ? PAIRS : job.pairs, angles = round_up(r), before = job.before,
+          after = job.after;
+  auto rotate_all = [&](const C* __restrict c,
+                        const C* __restrict s) __attribute__((always_inline)) {
     C factors[NORM_ROWS] = {};
     for (I j = 0; j < rows.count; j++) {
       const char* x = rows.x + j * rows.x_step;
       T* y = (T*)(rows.y + j * rows.y_step);
       if (NORM && j % NORM_ROWS == 0)
-        for (I m = 0; m < NORM_ROWS && j + m < rows.count; m++) factors[m] = find_factor<T, IN>((const T*)(x + m * rows.x_step), job, r);
+        for (I m = 0; m < NORM_ROWS && j + m < rows.count; m++)
+          factors[m] = find_factor<T, IN>((const T*)(x + m * rows.x_step), job, r);
       const C factor = NORM ? factors[j % NORM_ROWS] : 0;
       for (I i = 0; i < rows.prefetches; i += LINE) __builtin_prefetch(x + rows.ahead + i, 0, 3);
       const T* from = (const T*)x;
@@ -622,7 +671,8 @@ void rotate_each(const Job& job, const Rows& rows, const Compute<T>* cos, const 
         scale(from - before, y - before, rest, before, factor);
         scale(from + 2 * r, y + 2 * r, rest + before, after, factor);
       }
-      if (IN != OUT && from == y) from = (const T*)memcpy((void*)scratch.spare, from, 2 * r * sizeof(T));
+      if (IN != OUT && from == y)
+        from = (const T*)memcpy((void*)scratch.spare, from, 2 * r * sizeof(T));
       rotate_row<T, IN, OUT, NORM, PAIRS, SKEWED>(from, y, c, s, r, w, factor);
       if (MOVE) c += angles, s += angles;
     }
@@ -630,7 +680,8 @@ void rotate_each(const Job& job, const Rows& rows, const Compute<T>* cos, const 
   if constexpr (PAIRS > 0) {  // copies that no result overlaps, so that they stay in registers
     const I skew = SKEWED ? SKEW / sizeof(T) : 0;
     alignas(LINE) C local[2][PAIRS + LINE];
-    memcpy(local[0] + skew, cos, PAIRS * sizeof(C)), memcpy(local[1] + skew, sin, PAIRS * sizeof(C));
+    memcpy(local[0] + skew, cos, PAIRS * sizeof(C)),
+        memcpy(local[1] + skew, sin, PAIRS * sizeof(C));
     rotate_all(local[0] + skew, local[1] + skew);
   } else {
     rotate_all(cos, sin);
@@ -638,7 +689,8 @@ void rotate_each(const Job& job, const Rows& rows, const Compute<T>* cos, const 
 }
 
 // The same, with lengths of usual heads as constants.
-template <class T, bool IN, bool OUT, bool NORM, bool SKEWED, class... A> void rotate_usual(I pairs, A&... a) {
+template <class T, bool IN, bool OUT, bool NORM, bool SKEWED, class... A>
+void rotate_usual(I pairs, A&... a) {
   if constexpr (IN == OUT) {
     if (pairs == 32) return rotate_each<T, IN, OUT, NORM, SKEWED, false, 32>(a...);
     if (pairs == 64) return rotate_each<T, IN, OUT, NORM, SKEWED, false, 64>(a...);
@@ -662,16 +714,22 @@ void rotate_block(const Job& job, int k, const char* x, char* y, const char* off
   const Operand& o = job.operand[k];
   const Dim& dim = job.dims[job.ndim - 1];
   const I x_token = dim.steps[2 * k], y_token = dim.steps[2 * k + 1];
-  const I r = job.pairs, before = job.before * sizeof(T), slice = 2 * r * sizeof(T), after = job.after * sizeof(T);
+  const I r = job.pairs, before = job.before * sizeof(T), slice = 2 * r * sizeof(T),
+          after = job.after * sizeof(T);
   const I size = before + slice + after, angles = round_up(r);
-  const bool in_place = o.x == o.y, copies = !in_place && !(NORM && job.normalizes_rest) && before + after;
-  const bool tokens_first = offsets || (o.x_head < 0 ? -o.x_head : o.x_head) <= (x_token < 0 ? -x_token : x_token);
+  const bool in_place = o.x == o.y,
+             copies = !in_place && !(NORM && job.normalizes_rest) && before + after;
+  const bool tokens_first =
+      offsets || (o.x_head < 0 ? -o.x_head : o.x_head) <= (x_token < 0 ? -x_token : x_token);
   const I outer = tokens_first ? tokens : o.heads, inner = tokens_first ? o.heads : tokens;
   const I x_outer = tokens_first ? x_token : o.x_head, x_inner = tokens_first ? o.x_head : x_token;
   const I y_outer = tokens_first ? y_token : o.y_head, y_inner = tokens_first ? o.y_head : y_token;
-  const bool streams = job.is_large && !in_place && !offsets && y_inner == size && size % LINE == 0 && size >= 4 * LINE;
-  // The processor foresees what is read next, but for slices, as of a fused projection, and for long arrays.
-  const bool prefetches = tokens_first && ((job.is_large && slice >= 4 * LINE) || x_token != o.heads * o.x_head);
+  const bool streams = job.is_large && !in_place && !offsets && y_inner == size &&
+                       size % LINE == 0 && size >= 4 * LINE;
+  // The processor foresees what is read next, but for slices, as of a fused projection, and for
+  // long arrays.
+  const bool prefetches =
+      tokens_first && ((job.is_large && slice >= 4 * LINE) || x_token != o.heads * o.x_head);
   const I most = streams ? (size < BUFFER ? BUFFER / size : 1) : inner;
   for (I i = 0; i < outer; i++) {
     char* to = y + i * y_outer + (offsets ? read<I>(offsets + i * dim.steps[OFFSETS]) : 0);
@@ -679,16 +737,25 @@ void rotate_block(const Job& job, int k, const char* x, char* y, const char* off
       n = inner - j < most ? inner - j : most;
       const char* from = x + i * x_outer + j * x_inner + before;
       char* target = to + j * y_inner + before;
-      if (streams) target = scratch.buffer + (SKEWED ? (before + LINE - 1) / LINE * LINE + SKEW : before);
-      const Rows rows = {from, target, x_inner, streams ? size : y_inner, n, copies ? x_token - before : x_token, prefetches ? (copies ? size : slice) : 0};
+      if (streams)
+        target = scratch.buffer + (SKEWED ? (before + LINE - 1) / LINE * LINE + SKEW : before);
+      const Rows rows = {from,
+                         target,
+                         x_inner,
+                         streams ? size : y_inner,
+                         n,
+                         copies ? x_token - before : x_token,
+                         prefetches ? (copies ? size : slice) : 0};
       for (I m = 0; copies && m < n; m++) {
         const char* xs = from + m * x_inner;
         char* ys = target + m * rows.y_step;
         copy(ys - before, xs - before, before), copy(ys + slice, xs + slice, after);
       }
       const I t = (tokens_first ? i : j) * angles;
-      const C *cos = scratch.cos + t, *sin = scratch.sin + t, *w = scratch.weights[k], *rest = scratch.rest[k];
-      if (tokens_first) rotate_usual<T, IN, OUT, NORM, SKEWED>(r, job, rows, cos, sin, w, rest, scratch);
+      const C *cos = scratch.cos + t, *sin = scratch.sin + t, *w = scratch.weights[k],
+              *rest = scratch.rest[k];
+      if (tokens_first)
+        rotate_usual<T, IN, OUT, NORM, SKEWED>(r, job, rows, cos, sin, w, rest, scratch);
       else rotate_each<T, IN, OUT, NORM, SKEWED, true, 0>(job, rows, cos, sin, w, rest, scratch);
       if (streams) stream(to + j * y_inner, target - before, n * size);
     }
@@ -705,7 +772,9 @@ template <class C> I lay_out(const Job& job, char* memory, Scratch<C>& scratch) 
   const I row = job.before + 2 * job.pairs + job.after, r2 = 2 * round_up(job.pairs);
   scratch.cos = take(r2 / 2 * job.block), scratch.sin = take(r2 / 2 * job.block);
   scratch.row = take(r2);
-  for (int k = 0; k < 2; k++) scratch.weights[k] = take(job.normalized ? r2 : 0), scratch.rest[k] = take(job.normalized ? row : 0);
+  for (int k = 0; k < 2; k++)
+    scratch.weights[k] = take(job.normalized ? r2 : 0),
+    scratch.rest[k] = take(job.normalized ? row : 0);
   scratch.spare = take(row);
   scratch.buffer = (char*)take((BUFFER + 2 * LINE) / sizeof(C) + 2 * row);
   return used;
@@ -718,7 +787,8 @@ bool is_skewed(const Job& job) {
   I apart = 0;
   for (int k = 0; k < job.operands; k++) {
     const Operand& o = job.operand[k];
-    apart |= ((I)o.x + before) | ((I)o.y + before) | o.x_head | o.y_head | dim.steps[2 * k] | dim.steps[2 * k + 1];
+    apart |= ((I)o.x + before) | ((I)o.y + before) | o.x_head | o.y_head | dim.steps[2 * k] |
+             dim.steps[2 * k + 1];
   }
   return WIDTH > SKEW && apart % LINE == 0;
 }
@@ -732,7 +802,9 @@ void rotate_rows(const Job& job, I start, I stop, char* memory) {
   lay_out(job, memory, scratch);
   if (SKEWED) scratch.cos += SKEW / sizeof(T), scratch.sin += SKEW / sizeof(T);  // as rows are
   if (NORM)
-    for (int k = 0; k < job.operands; k++) read_weights<T, IN, OUT, SKEWED>(job, job.operand[k], scratch.weights[k], scratch.rest[k], scratch.row);
+    for (int k = 0; k < job.operands; k++)
+      read_weights<T, IN, OUT, SKEWED>(job, job.operand[k], scratch.weights[k], scratch.rest[k],
+                                       scratch.row);
   for (I row = start, n; row < stop; row += n) {
     const I token = row % last.length;
     n = job.block < stop - row ? job.block : stop - row;
@@ -741,7 +813,8 @@ void rotate_rows(const Job& job, I start, I stop, char* memory) {
     for (int s = 0; s < STRIDED; s++) steps[s] = token * last.steps[s];
     I rest = row / last.length;
     for (int d = job.ndim - 2; d >= 0; rest /= job.dims[d--].length)
-      for (int s = 0; s < STRIDED; s++) steps[s] += rest % job.dims[d].length * job.dims[d].steps[s];
+      for (int s = 0; s < STRIDED; s++)
+        steps[s] += rest % job.dims[d].length * job.dims[d].steps[s];
     for (I i = 0; i < n; i++) {
       const char* a = job.a ? job.a + steps[ANGLES_A] + i * last.steps[ANGLES_A] : nullptr;
       const char* b = job.b ? job.b + steps[ANGLES_B] + i * last.steps[ANGLES_B] : nullptr;
@@ -752,7 +825,8 @@ void rotate_rows(const Job& job, I start, I stop, char* memory) {
     for (int k = 0; k < job.operands; k++) {
       const Operand& o = job.operand[k];
       const char* offsets = k == 1 && job.offsets ? job.offsets + steps[OFFSETS] : nullptr;
-      rotate_block<T, IN, OUT, NORM, SKEWED>(job, k, o.x + steps[2 * k], o.y + steps[2 * k + 1], offsets, n, scratch);
+      rotate_block<T, IN, OUT, NORM, SKEWED>(job, k, o.x + steps[2 * k], o.y + steps[2 * k + 1],
+                                             offsets, n, scratch);
     }
   }
 #if defined(__x86_64__)
@@ -760,7 +834,8 @@ void rotate_rows(const Job& job, I start, I stop, char* memory) {
 #endif
 }
 
-template <class T, bool IN, bool OUT> void rotate_layout(const Job& job, I start, I stop, char* memory) {
+template <class T, bool IN, bool OUT>
+void rotate_layout(const Job& job, I start, I stop, char* memory) {
   if (job.normalized) return rotate_rows<T, IN, OUT, true, false>(job, start, stop, memory);
   if constexpr (!IN && !OUT && WIDTH > SKEW && !SAME<T, bfloat16>)
     if (is_skewed(job)) return rotate_rows<T, IN, OUT, false, true>(job, start, stop, memory);
@@ -768,7 +843,8 @@ template <class T, bool IN, bool OUT> void rotate_layout(const Job& job, I start
 }
 
 template <class T> void rotate_dtype(const Job& job, I start, I stop, char* memory) {
-  if (job.interleaved_in && job.interleaved_out) rotate_layout<T, true, true>(job, start, stop, memory);
+  if (job.interleaved_in && job.interleaved_out)
+    rotate_layout<T, true, true>(job, start, stop, memory);
   else if (job.interleaved_in) rotate_layout<T, true, false>(job, start, stop, memory);
   else if (job.interleaved_out) rotate_layout<T, false, true>(job, start, stop, memory);
   else rotate_layout<T, false, false>(job, start, stop, memory);
@@ -785,10 +861,14 @@ I count_scratch(const Job* job) {
 
 void rotate(const Job* job, I start, I stop, char* scratch) {
   switch (job->dtype) {
-    case FLOAT16: return rotate_dtype<float16>(*job, start, stop, scratch);
-    case BFLOAT16: return rotate_dtype<bfloat16>(*job, start, stop, scratch);
-    case FLOAT32: return rotate_dtype<float>(*job, start, stop, scratch);
-    default: return rotate_dtype<double>(*job, start, stop, scratch);
+    case FLOAT16:
+      return rotate_dtype<float16>(*job, start, stop, scratch);
+    case BFLOAT16:
+      return rotate_dtype<bfloat16>(*job, start, stop, scratch);
+    case FLOAT32:
+      return rotate_dtype<float>(*job, start, stop, scratch);
+    default:
+      return rotate_dtype<double>(*job, start, stop, scratch);
   }
 }
 

@@ -36,13 +36,13 @@ struct Operand {  // q or k
 
 struct Job {
   Dtype dtype, angle_dtype;  // of arrays; of positions, or of cos and sin
-  bool interleaved_in;   // pairs of the input are (2i, 2i+1), not (i, i + pairs)
-  bool interleaved_out;  // those of the output are
+  bool interleaved_in;       // pairs of the input are (2i, 2i+1), not (i, i + pairs)
+  bool interleaved_out;      // those of the output are
   bool inverse;
   bool normalized;
-  bool normalizes_rest;  // components outside the slice too
-  bool lookup;           // angles are looked up in digit tables, not given as cos and sin
-  bool is_large;         // results leave the last cache before they are read
+  bool normalizes_rest;    // components outside the slice too
+  bool lookup;             // angles are looked up in digit tables, not given as cos and sin
+  bool is_large;           // results leave the last cache before they are read
   I before, pairs, after;  // before and after: components beside the rotated slice
   I components;            // of positions; 1 without an axis of them
   I block;                 // tokens whose cos and sin are computed together
@@ -53,15 +53,15 @@ struct Job {
   Operand operand[2];
   const void *low, *middle, *high, *frequencies;
   const int32_t* component;  // that each frequency reads; null where all read the first
-  I segments;                // runs of frequencies that read one component; 0: each is looked up apart
+  I segments;  // runs of frequencies that read one component; 0: each is looked up apart
   Segment segment[MAX_SEGMENTS];
-  const char *a, *b;         // null: implicit positions; no fractions
-  I a_last, b_last;          // strides of components of positions, or of pairs of cos and sin
-  const char* offsets;       // null for none
+  const char *a, *b;    // null: implicit positions; no fractions
+  I a_last, b_last;     // strides of components of positions, or of pairs of cos and sin
+  const char* offsets;  // null for none
   double eps, weight_offset;
 };
 
 struct Kernels {
-  I (*count_scratch)(const Job*);  // bytes of scratch that a part needs
+  I (*count_scratch)(const Job*);                              // bytes of scratch that a part needs
   void (*rotate)(const Job*, I start, I stop, char* scratch);  // rows start to stop
 };

@@ -29,7 +29,7 @@ _DROPPED: Any = ["table_key", ("table_key",)]  # jax < 0.10 takes each item for 
 for kind, arrays, plain, dropped in (
     (Call, ["arrays", "angles", "out", "weights", "offsets"], ["backend", "spec"], []),
     (TableLookup, ["tables", "whole", "part"], _LOOKUP, _DROPPED),
-    (DigitTables, [*DigitTables.__match_args__], [], ["handle", ("pointers",)]),
+    (DigitTables, [*DigitTables.__match_args__], [], ["handle", ("handle",)]),
     (CosSin, ["cos", "sin"], [], []),
     (RelativeAngles, ["new", "old"], [], []),
     *((kind, [*arrays], [*plain], []) for kind, arrays, plain in PYTREE_CLASSES),

@@ -69,8 +69,10 @@ def rotate(call: Call, out: Arrays, source: Angles) -> None:
 
 def make_rotate(source: Angles, spec: RotationSpec) -> Rotate:
     """Return the native function for a rotation of numpy arrays."""
-    has_components = isinstance(source, TableLookup) and source.components > 0
-    return Rotate(native.describe_spec(spec, 0 if has_components else -1), describe, threads.limit)
+    columns = 1
+    if isinstance(source, TableLookup):
+        columns = 0 if source.components else -1
+    return Rotate(native.describe_spec(spec, columns), describe, threads.limit)
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,7 +141,12 @@ def rotate_on_cpu(
 
 
 def prepare_native_launch(
-    _out: Tensors, arrays: Tensors, op_args: OpArgs, norm: OpNorm | None = None
+    _out: Tensors,
+    arrays: Tensors,
+    op_args: OpArgs,
+    norm: OpNorm | None = None,
+    *,
+    angle_inputs: Tensors = (),
 ) -> NativeLaunch:
     """Return the launch of all tensors like these, and of positions as the caller has them."""
     # Where they do the same, torch.empty_like takes less time than allocate_result.
@@ -150,15 +155,22 @@ def prepare_native_launch(
         for x in arrays
     )
     allocate = torch.empty_like if default else allocate_result
-    return NativeLaunch(_make_rotate(op_args, norm, component_axis=0), allocate)
+    step = 1
+    if not op_args.is_lookup and angle_inputs[0].shape[-1] != op_args.table.shape[-1]:
+        # Tables of a model, of which columns are read.
+        step = op_args.table.stride(-1) // angle_inputs[0].stride(-1)
+    return NativeLaunch(_make_rotate(op_args, norm, 0, step), allocate)
 
 
-def _make_rotate(op_args: OpArgs, norm: OpNorm | None, component_axis: int) -> Rotate:
+def _make_rotate(
+    op_args: OpArgs, norm: OpNorm | None, component_axis: int, step: int = 1
+) -> Rotate:
     """Return the native function for a rotation of tensors. Positions may have that axis."""
     spec = op_args.spec._replace(norm=norm and norm.spec)
     if op_args.components is None or op_args.positions is None:
         component_axis = -1
-    return Rotate(native.describe_spec(spec, component_axis), describe, limit_threads)
+    columns = component_axis if op_args.is_lookup else step
+    return Rotate(native.describe_spec(spec, columns), describe, limit_threads)
 
 
 def _cast_angle_inputs(op_args: OpArgs, dtype: torch.dtype) -> Tensors:

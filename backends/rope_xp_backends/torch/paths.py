@@ -82,7 +82,8 @@ class TorchNative(Path):
         return _call_operator(call)
 
     def specialize(self, call: Call, signature: CallSignature, results: Tensors) -> Any:
-        return _specialize(call, signature, results, prepare_native_launch)
+        prepare = partial(prepare_native_launch, angle_inputs=signature.angle_inputs)
+        return _specialize(call, signature, results, prepare)
 
 
 def _call_operator(call: Call, *, on_gpu: bool = False) -> Tensors:

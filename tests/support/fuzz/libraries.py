@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from rope_xp_backends.cpu import launch, threads
+from rope_xp_backends.cpu import native
 from rope_xp_backends.numpy import paths
 
 import rope_xp
@@ -75,11 +75,14 @@ class Library:
         """Take the path, on several threads and in many chunks."""
         with pytest.MonkeyPatch.context() as patch, rope_xp.use_path(self.path):
             patch.setattr(paths, "CHUNK_BYTES", 1 << 8)
-            if self.streaming:
-                patch.setattr(launch, "BYTES_TO_STREAM", 1)
-                patch.setattr(launch, "ELEMENTS_A_THREAD", 1)
-                patch.setattr(threads, "limit", lambda **_: 3)
+            before = {}
+            if self.streaming and native.module:
+                patch.setenv("ROPE_XP_NUM_THREADS", "3")
+                names = ("large_bytes", "release_bytes", "thread_elements")
+                before = {name: native.module.tune(name, 1) for name in names}
             yield
+            for name, value in before.items():
+                native.module.tune(name, value)
 
 
 LIBRARIES = (
