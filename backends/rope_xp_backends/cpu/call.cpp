@@ -95,8 +95,13 @@ struct Ref {
   operator PyObject*() const { return object; }
 };
 
+struct Extent {
+  I start, end;  // bytes around an address
+};
+
 struct Array {
   char* data;
+  Extent extent;
   Dtype dtype;
   int ndim;
   I shape[MAX_DIMS], strides[MAX_DIMS];  // strides in bytes
@@ -109,6 +114,17 @@ bool is_empty(const Array& x) {
   for (int i = 0; i < x.ndim; i++)
     if (x.shape[i] == 0) return true;
   return false;
+}
+
+Extent measure(const Array& x, I below) {  // axes with strides below a number
+  Extent e = {0, SIZES[x.dtype]};
+  for (int i = 0; i < x.ndim; i++) {
+    I step = x.strides[i], last = (x.shape[i] - 1) * step;
+    if ((step < 0 ? -step : step) >= below) continue;
+    if (last < 0) e.start += last;
+    else e.end += last;
+  }
+  return e;
 }
 
 // The fields of an ndarray, as numpy's headers declare them for ABI 2.
@@ -204,25 +220,11 @@ bool read_array(PyObject* object, PyObject* describe, Array& x, bool& absent) {
     return false;
   }
   absent = absent || (!x.data && !is_empty(x));
+  x.extent = measure(x, INT64_MAX);
   return true;
 }
 
 // --- overlap -------------------------------------------------------------------------------------
-
-struct Extent {
-  I start, end;
-};  // bytes around an address
-
-Extent measure(const Array& x, I below) {  // axes with strides below a number
-  Extent e = {0, SIZES[x.dtype]};
-  for (int i = 0; i < x.ndim; i++) {
-    I step = x.strides[i], last = (x.shape[i] - 1) * step;
-    if ((step < 0 ? -step : step) >= below) continue;
-    if (last < 0) e.start += last;
-    else e.end += last;
-  }
-  return e;
-}
 
 I floor_mod(I a, I b) { return (a % b + b) % b; }
 
@@ -230,8 +232,8 @@ I floor_mod(I a, I b) { return (a % b + b) % b; }
 // each period of a stride, as slices of one projection do.
 bool are_disjoint(const Array& x, const Array& y) {
   if (is_empty(x) || is_empty(y)) return true;
-  const I whole = INT64_MAX, distance = y.data - x.data;
-  Extent a = measure(x, whole), b = measure(y, whole);
+  const I distance = y.data - x.data;
+  Extent a = x.extent, b = y.extent;
   if (a.end <= distance + b.start || distance + b.end <= a.start) return true;
   const Array* both[] = {&x, &y};
   for (const Array* z : both)
@@ -591,6 +593,23 @@ bool place_operands(Call& call) {
   return true;
 }
 
+// Whether no result overlaps anything else that is read or written, but the array that it replaces.
+bool are_results_apart(const Call& call, PyObject* arrays, PyObject* results) {
+  for (int k = 0; k < call.arrays; k++) {
+    const Array& y = call.y[k];
+    if (k == 1 && !are_disjoint(y, call.y[0])) return false;
+    for (int j = 0; j < call.arrays; j++) {
+      const bool same = j == k && PyTuple_GetItem(arrays, k) == PyTuple_GetItem(results, k);
+      if (!same && !are_disjoint(y, call.x[j])) return false;
+    }
+    for (int j = 0; j < call.angles; j++)
+      if (!are_disjoint(y, call.whole_angle[j])) return false;
+    for (int j = 0; j < call.weights; j++)
+      if (call.weight[j].ndim && !are_disjoint(y, call.weight[j])) return false;
+  }
+  return true;
+}
+
 // rotate(arrays, results, weights, angles, offsets, tables, spec, describe, limit_threads, checks)
 //
 // tables: a handle of read_tables, or None where angles are cos and sin.
@@ -638,25 +657,16 @@ PyObject* rotate(PyObject*, PyObject* const* args, Py_ssize_t count) {
     if (!fits) return fail("offsets do not fit the arrays"), nullptr;
     job.offsets = call.offsets.data;
   }
-  bool apart = true;
   I bytes = 0, elements = 0, far = 0;
   for (int k = 0; k < call.arrays; k++) {
     const Array& x = call.x[k];
-    const bool same = PyTuple_GetItem(args[0], k) == PyTuple_GetItem(args[1], k);
     I n = 1;
     for (int i = 0; i < x.ndim; i++) n *= x.shape[i];
     elements += n, bytes += n * SIZES[x.dtype];
-    apart = apart && (k == 0 || are_disjoint(call.y[0], call.y[1]));
-    for (int j = 0; j < call.arrays && apart; j++)
-      apart = (same && j == k) || are_disjoint(call.y[k], call.x[j]);
-    for (int j = 0; j < call.angles && apart; j++)
-      apart = are_disjoint(call.y[k], call.whole_angle[j]);
-    for (int j = 0; j < call.weights && apart; j++)
-      apart = !call.weight[j].ndim || are_disjoint(call.y[k], call.weight[j]);
   }
   const long checks = PyLong_AsLong(args[9]);
   if (PyErr_Occurred()) return nullptr;
-  if (call.absent || ((checks & 2) && !apart)) Py_RETURN_FALSE;
+  if (call.absent || ((checks & 2) && !are_results_apart(call, args[0], args[1]))) Py_RETURN_FALSE;
   const Array* xs[] = {&call.x[0], &call.y[0], call.arrays > 1 ? &call.x[1] : nullptr,
                        call.arrays > 1 ? &call.y[1] : nullptr, offsets ? &call.offsets : nullptr};
   const Array* angles[] = {call.angles > 0 ? &call.angle[0] : nullptr,

@@ -28,7 +28,7 @@ const int WIDTH = 16;
 const I LINE = 64;         // bytes of a line of the caches
 const int SKEW = 16;       // numpy's large arrays begin so many bytes behind a line
 const int SUM_LANES = 16;  // of a sum of squares, as rope_xp/_rotation/norm.py has it
-const int NORM_ROWS = 4;   // whose roots and quotients overlap; more leave the first cache
+const int NORM_ROWS = 8;   // whose roots and quotients overlap; more leave the first cache
 const I BUFFER = 1 << 11;  // bytes of results that wait to be streamed
 
 struct float16 {
@@ -776,7 +776,7 @@ template <class C> I lay_out(const Job& job, char* memory, Scratch<C>& scratch) 
     scratch.weights[k] = take(job.normalized ? r2 : 0),
     scratch.rest[k] = take(job.normalized ? row : 0);
   scratch.spare = take(row);
-  scratch.buffer = (char*)take((BUFFER + 2 * LINE) / sizeof(C) + 2 * row);
+  scratch.buffer = (char*)take(job.is_large ? (BUFFER + 2 * LINE) / sizeof(C) + 2 * row : 0);
   return used;
 }
 
