@@ -102,7 +102,7 @@ class BoundedCache(dict[Any, Any]):
             self._old.pop(key, None)
             self[key] = value
             if len(self) > self.max_entries:
-                del self._old[next(iter(self._old))]
+                self._old.pop(next(iter(self._old), None), None)  # a collection may clear it
 
     def cache_clear(self) -> None:
         with DICT_LOCK:

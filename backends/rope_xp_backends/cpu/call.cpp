@@ -368,34 +368,34 @@ void* run_part(void* argument) {
 }
 
 // Rotates all rows in equal parts on so many threads, which end before this returns. The caller
-// runs the parts of threads that do not start. Returns false, before anything is written, without
-// memory.
-bool run_parts(const Job& job, const Kernels* kernels, I threads) {
+// runs the parts of threads that do not start. Without memory it rotates alone and in small blocks,
+// or returns false, before anything is written, where not even a token of so large heads fits.
+bool run_parts(Job& job, const Kernels* kernels, I threads) {
   threads = threads < job.rows ? threads : job.rows;
   threads = threads < MAX_THREADS ? threads : MAX_THREADS;
-  const I size = kernels->count_scratch(&job) + 64;
-  if (threads <= 1) {
-    char small[4096], *memory = size <= (I)sizeof small ? small : (char*)malloc(size);
-    if (!memory) return false;
-    kernels->rotate(&job, 0, job.rows, memory + -(uintptr_t)memory % 64);
-    if (memory != small) free(memory);
+  I size = kernels->count_scratch(&job) + 64;
+  char* memory = threads > 1 ? (char*)malloc(threads * (size + sizeof(Part) + 64)) : nullptr;
+  if (!memory) {
+    char small[1 << 15];
+    if (size > (I)sizeof small && !(memory = (char*)malloc(size))) {
+      job.block = 1, job.is_large = false;
+      size = kernels->count_scratch(&job) + 64;
+      if (size > (I)sizeof small) return false;
+    }
+    char* scratch = memory ? memory : small;
+    kernels->rotate(&job, 0, job.rows, scratch + -(uintptr_t)scratch % 64);
+    free(memory);
     return true;
   }
-  char* memory = (char*)malloc(threads * (size + sizeof(Part) + 64));
-  if (!memory) return false;
   Part* parts = (Part*)(memory + threads * (size + 64));
   sigset_t all, before;  // signals go to threads of Python
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
   for (I i = 0; i < threads; i++) {
     char* scratch = memory + i * (size + 64);
-    parts[i] = {&job,
-                kernels,
-                job.rows * i / threads,
-                job.rows * (i + 1) / threads,
-                scratch + -(uintptr_t)scratch % 64,
-                {},
-                false};
+    scratch += -(uintptr_t)scratch % 64;
+    const I start = job.rows * i / threads, stop = job.rows * (i + 1) / threads;
+    parts[i] = {&job, kernels, start, stop, scratch, {}, false};
     if (i > 0)
       parts[i].started = pthread_create(&parts[i].thread, nullptr, run_part, &parts[i]) == 0;
   }

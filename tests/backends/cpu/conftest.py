@@ -1,47 +1,66 @@
-"""The paths of numpy, one after another, and any number of threads."""
+"""The paths of numpy, one after another, and the native module with thresholds of its own."""
 
 import pytest
-from rope_xp_backends.cpu import launch, plan
-from rope_xp_backends.cpu import threads as _threads
-from rope_xp_backends.numpy import paths
+from rope_xp_backends.cpu.native import module as _module
 from support.targets import TARGETS, lent, missing
 
 import rope_xp
 
+LEVELS = _module.levels()[:-1] if _module else ()
+"""The instruction sets of this processor besides the best, which other tests use."""
 
-@pytest.fixture(params=["llvm", "chunked"])
+
+def _need(name):
+    (target,) = [t for t in TARGETS if t.name == f"numpy-{name}"]
+    if reason := missing(target):
+        pytest.skip(reason)
+    return target
+
+
+@pytest.fixture(scope="session")
+def native():
+    _need("native")
+    return _module
+
+
+@pytest.fixture
+def tune(native):
+    """Return a function that changes thresholds until the test is over."""
+    before = {}
+
+    def change(**values):
+        for name, value in values.items():
+            before.setdefault(name, native.tune(name, value))
+
+    yield change
+    for name, value in before.items():
+        native.tune(name, value)
+
+
+@pytest.fixture(params=["native", "chunked"])
 def path(request):
-    if request.param == "llvm":
-        pytest.importorskip("llvmlite")
+    _need(request.param)
     with rope_xp.use_path(request.param):
         yield request.param
 
 
-@pytest.fixture(params=["llvm", "llvm, streaming", "chunked", "cuda"])
-def any_path(request, monkeypatch):
+@pytest.fixture(params=["native", "native, streaming", *LEVELS, "chunked", "cuda"])
+def any_path(request):
     """The kernel for GPUs is run on the CPU by tests/support/cuda_on_cpu.py."""
-    name, _, streaming = request.param.partition(", ")
-    (target,) = [t for t in TARGETS if t.name == f"numpy-{name}"]
-    if reason := missing(target):
-        pytest.skip(reason)
-    if streaming:
-        monkeypatch.setattr(launch, "BYTES_TO_STREAM", 1)
-        monkeypatch.setattr(plan, "BYTES_TO_RELEASE", -1)
+    name = request.param if request.param in ("chunked", "cuda") else "native"
+    target = _need(name)
+    if request.param == "native, streaming":
+        request.getfixturevalue("tune")(large_bytes=1, release_bytes=1)
+    if request.param in LEVELS:
+        _module.use_level(request.param)
     with lent(target.lent), rope_xp.use_path(name):
         yield name
+    if request.param in LEVELS:
+        _module.use_level(_module.levels()[-1])
 
 
 @pytest.fixture
-def threads(monkeypatch):
+def threads(monkeypatch, tune):
     """Set the number of threads, and have small arrays keep them all busy."""
-    monkeypatch.setattr(launch, "ELEMENTS_A_THREAD", 1)
-    monkeypatch.setattr(paths, "CHUNK_BYTES", 1 << 10)
-
-    def use(number):
-        monkeypatch.setenv("ROPE_XP_NUM_THREADS", number)
-        _threads.limit.cache_clear()
-        _threads._drop_pool_after_fork()
-
-    yield use
-    _threads.limit.cache_clear()
-    _threads._drop_pool_after_fork()
+    tune(thread_elements=1)
+    return lambda number: monkeypatch.setenv("ROPE_XP_NUM_THREADS", number)

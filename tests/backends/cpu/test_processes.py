@@ -1,25 +1,14 @@
-"""Kernels as processes have them: compiled late, not at all, in forked children."""
+"""Kernels as processes have them: in forked children, at exit, short of memory or threads."""
 
-import importlib
 import os
+import shutil
+import subprocess
+from pathlib import Path
 
-import numpy as np
 import pytest
-from rope_xp_backends.cpu import launch
-from rope_xp_backends.numpy import paths
-from support.bits import same, sample
-from support.exhaustive import exhaustive
-from support.programs import printed, run
-from support.targets import truth
+from support.programs import HERE, printed, run
 
-import rope_xp
-from rope_xp._dispatch import call_cache
-from rope_xp._dispatch.kernels import Kernels
-
-pytest.importorskip("llvmlite")
-machine = importlib.import_module("rope_xp_backends.cpu.machine")
-
-POSITIONS = np.arange(130) * 1000
+pytestmark = pytest.mark.usefixtures("native")
 
 
 def python(code, *arguments, **environment):
@@ -27,139 +16,189 @@ def python(code, *arguments, **environment):
 
 
 FORKS = """
-import multiprocessing, os, sys, threading, warnings
+import multiprocessing, os, threading, warnings
 import numpy as np, rope_xp
-from rope_xp._core import forks
-from rope_xp_backends.cpu import launch, threads
-from rope_xp_backends.numpy import paths
+from rope_xp_backends.cpu import _native
 
-launch.ELEMENTS_A_THREAD, paths.CHUNK_BYTES = 1, 1 << 10
+_native.tune("thread_elements", 1)
 # Python 3.12 warns of every fork beside threads, which is what is tested here.
 warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)
 
-def right(path):
-    results = []
-    for name in (path, "portable"):
-        with rope_xp.use_path(name):
-            results.append(rope_xp.RoPE().rotate(np.ones((2, 130, 4, 16), np.float32)))
-    return np.array_equal(*results) and len(threads._workers) > 0
+def right(_=None):
+    x = np.ones((2, 130, 4, 16), np.float32)
+    with rope_xp.use_path("portable"):
+        want = rope_xp.RoPE().rotate(x)
+    return np.array_equal(rope_xp.RoPE().rotate(x), want)
 
-def child(path):
+def child():
     pid = os.fork()
     if pid == 0:
-        os._exit(0 if right(path) else 1)
+        os._exit(0 if right() else 1)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 if __name__ == "__main__":
-    path = sys.argv[1]
-    compiling = threading.Thread(target=right, args=(path,))
-    compiling.start()
-    while path == "llvm" and forks.IMPORT_LOCK.acquire(blocking=False):
-        forks.IMPORT_LOCK.release()
-    assert child(path), "forked while a thread compiled"
-    compiling.join()
-    assert right(path) and child(path) and right(path), "forked beside a pool"
     over = threading.Event()
-    calls = threading.Thread(target=lambda: [right(path) for _ in iter(over.is_set, True)])
+    calls = threading.Thread(target=lambda: [right() for _ in iter(over.is_set, True)])
     calls.start()
-    assert all([child(path) for _ in range(5)]), "forked during calls"
+    assert all([child() for _ in range(20)]), "forked during calls"
     over.set()
     calls.join()
     for method in ("fork", "spawn"):
         with multiprocessing.get_context(method).Pool(2) as pool:
-            assert pool.map(right, [path] * 4) == [True] * 4, method
+            assert pool.map(right, range(4)) == [True] * 4, method
 """
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-@pytest.mark.parametrize("path", [exhaustive("llvm"), "chunked"])
-def test_forked_and_spawned_processes_rotate_beside_pools_and_compilations(path, tmp_path):
+def test_forked_and_spawned_processes_rotate_beside_calls(tmp_path):
     (tmp_path / "forks.py").write_text(FORKS)
-    printed(tmp_path / "forks.py", path, options=("-W", "error"), ROPE_XP_NUM_THREADS="3")
+    printed(tmp_path / "forks.py", options=("-W", "error"), ROPE_XP_NUM_THREADS="3")
 
 
 AT_EXIT = """
-import atexit
+import atexit, itertools, threading
 import numpy as np, rope_xp
-from rope_xp_backends.numpy import paths
+from rope_xp_backends.cpu import _native
 
-paths.CHUNK_BYTES = 1 << 10
+_native.tune("thread_elements", 1)
+_native.tune("release_bytes", 1)
 
 def rotate(path):
     with rope_xp.use_path(path):
         return rope_xp.RoPE().rotate(np.ones((2, 130, 4, 16), np.float32))
 
-rotate("chunked")
-# Once the main thread is done, pools take no more work, and these functions are called.
-atexit.register(lambda: print(np.array_equal(rotate("chunked"), rotate("portable"))))
+def rotate_for_ever():
+    for _ in itertools.count():
+        rotate("native")
+
+for _ in range(2):
+    threading.Thread(target=rotate_for_ever, daemon=True).start()
+atexit.register(lambda: print(np.array_equal(rotate("native"), rotate("portable"))))
 """
 
 
 def test_rotations_while_the_interpreter_shuts_down_are_right():
+    """And threads that rotate until then do no harm."""
     assert python(AT_EXIT, ROPE_XP_NUM_THREADS="3") == "True"
 
 
-def test_a_second_kernel_that_fails_finds_nothing_written(monkeypatch, rng):
-    call_cache.CALLS.cache_clear()  # which are bound to kernels
-    monkeypatch.setattr(paths, "KERNELS", Kernels("llvmlite", launch._load_compiler))
-    compile_kernel = machine.compile_kernel
-
-    def only_float32(key):
-        if key.dtype != "float32":
-            raise SystemError(key.dtype)
-        return compile_kernel(key)
-
-    monkeypatch.setattr(machine, "compile_kernel", only_float32)
-    q, k = sample(rng, 130, 4, 16), sample(rng, 130, 2, 16, dtype="float16")
-    expected = truth(rope_xp.apply, q, k, POSITIONS)
-    message = "without a kernel of llvmlite. llvmlite cannot compile its kernel: float16"
-    with pytest.warns(RuntimeWarning, match=message):
-        rope_xp.apply(q, k, POSITIONS, out=(q, k))
-    same((q, k), expected)
-
-
-NOTHING_STORED = """
-import os, sys
-import numpy as np, rope_xp
-
-folder, touched = sys.argv[1], []
-sys.addaudithook(lambda event, arguments: folder in repr(arguments) and touched.append(event))
-for x in (np.ones((3, 2, 8), np.float32), np.ones((3, 2, 8))):
-    with rope_xp.use_path("llvm"):
-        rope_xp.RoPE().rotate(x)
-print([*touched], os.listdir(folder))
-"""
-
-
-def test_kernels_are_neither_stored_nor_read(tmp_path):
-    """Whoever could write such a file could run code here."""
-    names = ("HOME", "XDG_CACHE_HOME", "LOCALAPPDATA", "USERPROFILE", "ROPE_XP_KERNEL_CACHE")
-    places = dict.fromkeys(names, str(tmp_path))
-    assert python(NOTHING_STORED, tmp_path, **places) == "[] []"
-
-
-SHARED_MEMORY = """
+FIRST_CALLS = """
 import threading
 import numpy as np, rope_xp
 
-wrong = []
+x = np.random.default_rng(0).standard_normal((256, 4, 32), np.float32)
+positions = np.arange(256) * 4000
+results = {}
 
-def rotate(seed):
-    random = np.random.default_rng(seed)
-    x, positions = random.standard_normal((600, 4, 128)), random.integers(0, 10**5, 600)
-    with rope_xp.use_path("chunked"):
-        want = rope_xp.RoPE().rotate(x.astype(np.float32), positions)
-    for _ in range(40):
-        with rope_xp.use_path("llvm"):
-            got = rope_xp.RoPE().rotate(x.astype(np.float32), positions)
-        wrong.extend([seed] * (not np.array_equal(got, want)))
+def rotate(i):
+    start.wait(20)
+    results[i] = rope.rotate(x, positions + i)
 
-threads = [threading.Thread(target=rotate, args=(i,)) for i in range(4)]
-[t.start() for t in threads]; [t.join() for t in threads]
-print(len(wrong))
+for base in range(1000, 1200):
+    rope, start = rope_xp.RoPE(base=base), threading.Barrier(2)
+    threads = [threading.Thread(target=rotate, args=(i,)) for i in range(2)]
+    [t.start() for t in threads]; [t.join() for t in threads]
+    with rope_xp.use_path("portable"):
+        for i in range(2):
+            assert np.array_equal(results.pop(i), rope.rotate(x, positions + i))
 """
 
 
-def test_memory_of_a_kernel_is_its_own_until_it_returns():
-    """Threads that allocate from one heap would be given it otherwise."""
-    assert python(SHARED_MEMORY, MALLOC_ARENA_MAX="1") == "0"
+def test_two_threads_may_be_the_first_to_use_a_rope():
+    """And have kernels allocate from one heap."""
+    python(FIRST_CALLS, MALLOC_ARENA_MAX="1")
+
+
+KEPT = """
+import pathlib
+import numpy as np, rope_xp
+
+def measure():
+    return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * 4
+
+def call(head_dim):
+    base = np.zeros((200, 200, 4, 4, 1, head_dim), np.float32)
+    rope_xp.RoPE().rotate(base[::2, ::2, ::2, ::2, :, :4])
+
+call(6), call(34)
+before = measure()
+for head_dim in range(8, 34, 2):
+    call(head_dim)
+print(measure() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="/proc tells resident memory")
+def test_calls_whose_axes_do_not_collapse_leave_no_memory_behind():
+    assert int(python(KEPT)) < 10_000
+
+
+@pytest.fixture(scope="module")
+def failing(tmp_path_factory):
+    """The environment of processes in which threads and memory are short, see failing.cpp."""
+    if shutil.which("g++") is None:
+        pytest.skip("there is no g++")
+    library = tmp_path_factory.mktemp("failing") / "failing.so"
+    command = ["g++", "-shared", "-fPIC", "-O1", HERE / "failing.cpp", "-o", library]
+    subprocess.run(command, check=True, timeout=100)
+    return {"LD_PRELOAD": str(library), "ROPE_XP_NUM_THREADS": "7"}
+
+
+FEW_THREADS = """
+import ctypes
+import numpy as np, rope_xp
+from rope_xp_backends.cpu import _native
+
+_native.tune("thread_elements", 1)
+asked, one_in = (ctypes.c_int.in_dll(ctypes.CDLL(None), n) for n in ("threads", "threads_a_start"))
+x = np.random.default_rng(0).standard_normal((2, 130, 4, 16))
+with rope_xp.use_path("portable"):
+    want = rope_xp.RoPE().rotate(x)
+for one_in.value in (1, 0, 2, 3) * 5:
+    asked.value, y = 0, x.copy()
+    rope_xp.RoPE().rotate(y, out=y)
+    assert asked.value == 6
+    assert np.array_equal(y, want)
+"""
+
+
+def test_parts_run_once_where_threads_cannot_start(failing):
+    python(FEW_THREADS, **failing)
+
+
+LITTLE_MEMORY = """
+import ctypes, sys
+import numpy as np, rope_xp
+from rope_xp_backends.cpu import _native
+
+_native.tune("thread_elements", int(sys.argv[1]))
+least = ctypes.c_size_t.in_dll(ctypes.CDLL(None), "smallest_that_fails")
+raised = []
+for head_dim in (64, 8192):
+    rope, norm = rope_xp.RoPE(layout="half"), (np.ones(head_dim), 1e-6)
+    x = np.random.default_rng(0).standard_normal((2, 70, 4, head_dim))
+    with rope_xp.use_path("portable"):
+        want = rope.rotate(x, norm=norm)
+    for y in (x.copy(), x.copy(), x.copy()):  # has tables, and what caches hold of calls
+        rope.rotate(y, out=y, norm=norm)
+    for size in (1 << 14, 1 << 12, 1 << 10, 513) * 3:  # Python has the smaller ones itself
+        y = x.copy()
+        try:
+            least.value = size
+            rope.rotate(y, out=y, norm=norm)
+        except MemoryError:
+            least.value = 2**64 - 1
+            assert np.array_equal(y, x)
+            raised.append(head_dim)
+            rope.rotate(y, out=y, norm=norm)
+        least.value = 2**64 - 1
+        assert np.array_equal(y, want)
+print(*sorted(set(raised)))
+"""
+
+
+@pytest.mark.parametrize("thread_elements", [1, 1 << 20])
+def test_calls_that_get_no_memory_are_right_or_raise_and_have_written_nothing(
+    failing, thread_elements
+):
+    assert python(LITTLE_MEMORY, thread_elements, **failing) == "8192"
