@@ -418,13 +418,18 @@ struct Call {
   bool absent;
 };
 
-bool read_group(PyObject* group, PyObject* describe, Array to[2], int* count, bool& absent) {
+// Reads a tuple of arrays. A weight may be None, and then has no axes.
+bool read_group(PyObject* group, PyObject* describe, Array* to, int most, int* count, bool& absent,
+                bool may_be_none = false) {
   *count = PyTuple_Check(group) ? (int)PyTuple_Size(group) : -1;
-  if (*count < 0 || *count > 2) return fail("arrays come in tuples of at most two");
-  for (int i = 0; i < *count; i++)
-    if (PyTuple_GetItem(group, i) != Py_None &&
-        !read_array(PyTuple_GetItem(group, i), describe, to[i], absent))
-      return false;
+  if (*count < 0 || *count > most)
+    return fail("arrays come in tuples of at most two, offsets of one");
+  for (int i = 0; i < *count; i++) {
+    PyObject* item = PyTuple_GetItem(group, i);
+    to[i].ndim = 0;
+    if (may_be_none && item == Py_None) continue;
+    if (!read_array(item, describe, to[i], absent)) return false;
+  }
   return true;
 }
 
@@ -552,15 +557,19 @@ bool place_operands(Call& call) {
   const int last = first.ndim - 1;
   if (!is_float(first.dtype) || last < 1)
     return fail("an array has no dtype or axes that can be rotated");
-  for (int i = 0; i < call.axes.count; i++)
-    if (call.axes.batch_tokens[i] < 0 || call.axes.batch_tokens[i] >= last)
-      return fail("an axis does not exist");
-  const I heads = call.axes.heads;
-  if (heads >= last || call.axes.count + (heads >= 0) != last)
-    return fail("axes do not fit the arrays");
-  job.after = first.shape[last] - job.before - 2 * job.pairs;
-  if (job.before < 0 || job.pairs < 1 || job.after < 0)
+  const I heads = call.axes.heads, head_dim = first.shape[last];
+  uint32_t found = heads < 0 ? 0 : 1u << (heads & 31);
+  bool are_axes = heads < last && call.axes.count + (heads >= 0) == last;
+  for (int i = 0; are_axes && i < call.axes.count; i++) {
+    const I axis = call.axes.batch_tokens[i];
+    are_axes = axis >= 0 && axis < last && !(found >> axis & 1);
+    found |= 1u << (axis & 31);
+  }
+  if (!are_axes) return fail("axes do not fit the arrays");
+  if (job.before < 0 || job.pairs < 1 || job.before > head_dim || job.pairs > head_dim)
     return fail("the slice lies outside head_dim");
+  job.after = head_dim - job.before - 2 * job.pairs;
+  if (job.after < 0) return fail("the slice lies outside head_dim");
   if (!(job.before + job.after)) job.normalizes_rest = false;
   for (int k = 0; k < call.arrays; k++) {
     const Array &x = call.x[k], &y = call.y[k];
@@ -621,12 +630,12 @@ bool are_results_apart(const Call& call, PyObject* arrays, PyObject* results) {
 // the `checks` 1 found positions out of range, or 2 did not see that results overlap nothing else.
 // Check 4 returns the bytes of the job in place of running it, for kernels of another processor.
 PyObject* rotate(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 10) return fail("rotate takes ten arguments"), nullptr;
+  if (count != 10 || !PyTuple_Check(args[6]))
+    return fail("rotate takes ten arguments, of which spec is a tuple"), nullptr;
   PyObject *describe = args[7], *limit = args[8], *axes, *eps;
   Call call;
   Job& job = call.job;
   memset(&job, 0, sizeof job);
-  memset(call.weight, 0, sizeof call.weight);
   call.absent = false;
   int in, out, inverse, columns, rest, results, offsets;
   if (!PyArg_ParseTuple(args[6], "OLpppLLiOdp", &axes, &call.axes.heads, &in, &out, &inverse,
@@ -638,13 +647,13 @@ PyObject* rotate(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (job.normalized) job.eps = PyFloat_AsDouble(eps);
   if (PyErr_Occurred() || !read_ints(axes, call.axes.batch_tokens, MAX_DIMS, &call.axes.count))
     return nullptr;
-  if (!read_group(args[0], describe, call.x, &call.arrays, call.absent) ||
-      !read_group(args[1], describe, call.y, &results, call.absent) ||
-      !read_group(args[2], describe, call.weight, &call.weights, call.absent) ||
-      !read_group(args[3], describe, call.angle, &call.angles, call.absent) ||
-      !read_group(args[4], describe, &call.offsets, &offsets, call.absent))
+  if (!read_group(args[0], describe, call.x, 2, &call.arrays, call.absent) ||
+      !read_group(args[1], describe, call.y, 2, &results, call.absent) ||
+      !read_group(args[2], describe, call.weight, 2, &call.weights, call.absent, true) ||
+      !read_group(args[3], describe, call.angle, 2, &call.angles, call.absent) ||
+      !read_group(args[4], describe, &call.offsets, 1, &offsets, call.absent))
     return nullptr;
-  if (call.arrays < 1 || call.arrays != results || offsets > 1 || (!job.lookup && call.angles != 2))
+  if (call.arrays < 1 || call.arrays != results || (!job.lookup && call.angles != 2))
     return fail("arguments do not fit each other"), nullptr;
   if (!place_operands(call) || !read_angles(call, columns)) return nullptr;
   if (job.lookup && !place_tables(call, args[5], columns >= 0)) return nullptr;
