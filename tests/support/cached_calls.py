@@ -17,7 +17,7 @@ from random import Random
 from typing import NamedTuple
 
 import numpy as np
-from rope_xp_backends.cpu import launch
+from rope_xp_backends.cpu import _native
 
 import rope_xp
 from rope_xp import RoPE, scaling
@@ -314,7 +314,8 @@ class Thread(threading.Thread):
 
 
 def main(library, calls, seed):
-    caches.MAX_BYTES, launch.ELEMENTS_A_THREAD = MOST_BYTES, ELEMENTS_A_THREAD
+    caches.MAX_BYTES = MOST_BYTES
+    _native.tune("thread_elements", ELEMENTS_A_THREAD)
     reuse_memory_of_tables()
     if library == "torch":
         importlib.import_module("torch").set_num_threads(3)

@@ -6,6 +6,7 @@ from operator import is_
 
 import torch
 
+from rope_xp._core.path import PathUnavailable
 from rope_xp._core.tables import DigitTables
 from rope_xp._dispatch.call_cache import CallSignature
 from rope_xp._dispatch.recent_calls import RecentLaunch
@@ -128,6 +129,8 @@ def rotate_on_cpu(
     offsets: Tensors = (),
 ) -> Tensors:
     """Rotate arrays into out, which overlaps nothing else, or raise PathUnavailable before."""
+    if native.MISSING is not None:  # in a graph that was made elsewhere
+        raise PathUnavailable(native.MISSING)
     weights = () if norm is None else tuple([w.contiguous() for w in norm.weights])
     arrays = tuple([x if x.stride(-1) == 1 else x.contiguous() for x in arrays])
     results = out or tuple(map(allocate_result, arrays))

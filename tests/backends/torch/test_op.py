@@ -4,7 +4,7 @@ import importlib
 from unittest.mock import Mock
 
 import pytest
-from rope_xp_backends.torch import cpu, gpu
+from rope_xp_backends.torch import gpu, op
 from support.exhaustive import exhaustive
 from support.rules import Temperature
 from support.targets import truth
@@ -133,9 +133,9 @@ def test_graphs_hold_the_operator_serve_all_lengths_and_run_where_kernels_fail(m
     assert all("rope_xp.rotate_pair.default" in graph for graph in graphs)
     given = torch.compile(rope_xp.apply_tables, fullgraph=True, backend="aot_eager")
     expected_given = given(*(tables := (sample(2, 5, 4, 16), *RoPE().cos_sin(POSITIONS, 16))))
-    for kernels in (cpu.KERNELS, gpu.KERNELS):
-        monkeypatch.setattr(kernels, "get", Mock(side_effect=PathUnavailable))
-    rope_xp.clear_caches()  # of plans with kernels
+    monkeypatch.setitem(op.RUNS, "cpu", Mock(side_effect=PathUnavailable("not built")))
+    monkeypatch.setattr(gpu.KERNELS, "get", Mock(side_effect=PathUnavailable))
+    rope_xp.clear_caches()
     with rope_xp.use_path(None):
         same(train(compiled, tokens, p), expected)
         same(given(*tables), expected_given)
