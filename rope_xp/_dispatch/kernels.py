@@ -13,7 +13,7 @@ from rope_xp._core.signals import defer_interrupts
 Key = TypeVar("Key", bound=Hashable)
 Kernel = TypeVar("Kernel")
 MAX_KERNELS = 4096
-"""The limit of a compiler's kernels, if it has no other."""
+"""The limit of a compiler's kernels."""
 
 
 class Kernels(Generic[Key, Kernel]):
@@ -22,14 +22,8 @@ class Kernels(Generic[Key, Kernel]):
     ``load`` imports the compiler, of ``package``, and returns ``compile(key)``.
     """
 
-    def __init__(
-        self,
-        package: str,
-        load: Callable[[], Callable[[Key], Kernel]],
-        max_kernels: int = MAX_KERNELS,
-    ) -> None:
+    def __init__(self, package: str, load: Callable[[], Callable[[Key], Kernel]]) -> None:
         self._package = package
-        self._max_kernels = max_kernels
         self._load = load
         self._compile: Callable[[Key], Kernel] | None = None
         self._compiled: dict[Key, Kernel] = {}
@@ -95,7 +89,7 @@ class Kernels(Generic[Key, Kernel]):
                 if not _is_out_of_memory(error):
                     self._failed[key] = reason
                 raise PathUnavailable(reason) from error
-            while len(self._compiled) >= self._max_kernels:
+            while len(self._compiled) >= MAX_KERNELS:
                 del self._compiled[next(iter(self._compiled))]
             self._compiled[key] = kernel
             return kernel

@@ -160,8 +160,8 @@ def prepare_native_launch(
     allocate = torch.empty_like if default else allocate_result
     step = 1
     if not op_args.is_lookup and angle_inputs[0].shape[-1] != op_args.table.shape[-1]:
-        # Tables of a model, of which columns are read.
-        step = op_args.table.stride(-1) // angle_inputs[0].stride(-1)
+        # Tables of a model, of which columns are read. An expanded axis has steps of 0.
+        step = op_args.table.stride(-1) // (angle_inputs[0].stride(-1) or 1) or 1
     return NativeLaunch(_make_rotate(op_args, norm, 0, step), allocate)
 
 
