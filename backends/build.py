@@ -38,6 +38,8 @@ ZIG = [sys.executable, "-m", "ziglang", "c++"]
 OLDEST = {"g++": 12, "clang++": 15}
 """The compilers that are looked for, and the first version of each that compiles the sources."""
 MACOS = "11.0"
+PLAIN_UNITS = ("entry", "call", "arrays", "module")
+"""Sources that are compiled once, for all instruction sets."""
 FLAGS = (
     *("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti"),
     *("-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra", "-DNDEBUG"),
@@ -188,11 +190,12 @@ def list_units(machine: str, compiler: list[str]) -> Iterator[list[str]]:
         dash = "_" if zig else "-"
         for n in (2, 3, 4):
             yield ["rotate.cpp", f"-DLEVEL={n}", f"-march=x86{dash}64{dash}v{n}"]
-        yield ["call.cpp", f"-march=x86{dash}64"]
+        baseline = [f"-march=x86{dash}64"]
     else:
         baseline = ["-mcpu=baseline"] if zig else []  # zig compiles for the processor it runs on
         yield ["rotate.cpp", "-DLEVEL=0", *baseline]
-        yield ["call.cpp", *baseline]
+    for name in PLAIN_UNITS:
+        yield [f"{name}.cpp", *baseline]
 
 
 def list_link_flags(kind: str, target: Target) -> list[str]:

@@ -24,6 +24,9 @@ from rope_xp.scaling import Axial, Scaling, _axial, _base
 class RopeFields:  # noqa: PLW1641  # dataclass adds the hash
     """See :class:`rope_xp.RoPE`, which adds the rotation of arrays."""
 
+    __slots__ = ("__dict__", "__weakref__", "_handles")
+    # Of tables, for native code: no field, so that equal ropes stay equal, and no part of copies.
+
     base: float = 10000.0
     layout: Layout = "interleaved"
     rotary_dim: int | None = None
@@ -53,6 +56,9 @@ class RopeFields:  # noqa: PLW1641  # dataclass adds the hash
         if type(other) is not type(self):
             return NotImplemented
         return vars(self) == vars(other) and numbers.is_identical(self.scaling, other.scaling)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return dict(vars(self))
 
     @classmethod
     def axial(
@@ -195,7 +201,7 @@ class RopeFields:  # noqa: PLW1641  # dataclass adds the hash
         """
         head_dim = numbers.check_positive_int("head_dim", head_dim)
         lookup, backend = parse.cos_sin(self, positions, head_dim, xp, device, dtype)
-        (cos, sin), _ = compute_cos_sin(backend, lookup)
+        cos, sin = compute_cos_sin(backend, lookup)
         if dtype is None or cos.dtype == dtype:
             return cos, sin
         return backend.xp.astype(cos, dtype), backend.xp.astype(sin, dtype)

@@ -7,9 +7,8 @@ from rope_xp._core import numbers
 from rope_xp._core.caches import BoundedCache
 from rope_xp._core.errors import RopeError
 from rope_xp._core.typing import ArrayT, Layout
-from rope_xp._dispatch import call_cache, choose, find
+from rope_xp._dispatch import choose, find, how
 from rope_xp._dispatch.choose import Explanation
-from rope_xp._dispatch.recent_calls import GivenTables, recall
 from rope_xp.norm import QKNorm
 from rope_xp.rope import Positions, RoPE
 
@@ -129,14 +128,15 @@ def apply_tables(
     >>> rope_xp.apply_tables(x, cos, sin, layout="half").tolist()
     [[-3.0, 2.0, 1.0, 4.0]]
     """
-    outs = None if out is None else (out,)
-    context = (layout, rotary_offset, type(rotary_offset))  # as 1, 1.0 and True are equal
-    options = context, (x,), GivenTables(cos, sin), axes, outs, inverse, None
-    results = recall(*options)
-    if results is None:
-        arguments = x, cos, sin, layout, inverse, axes, rotary_offset, out
-        results = call_cache.run(*options, parse_tables.apply_tables, *arguments)
-    return results[0]  # type: ignore[no-any-return]  # same kind as x
+    backend = find.by_type.get(type(x)) or find.find_backend(x)
+    if backend is not None:
+        flags = how.ONE | how.GIVEN_COLUMNS | how.CHECK_COLUMNS | (how.INVERSE if inverse else 0)
+        call = layout, 0, rotary_offset, 0, x, None, cos, sin, axes, out, None, flags
+        result = backend.rotate_by_tables(*call)
+        if result is not None:
+            return result  # type: ignore[no-any-return]  # same kind as x
+    arguments = x, cos, sin, layout, inverse, axes, rotary_offset, out
+    return choose.run(parse_tables.apply_tables(*arguments))[0]  # type: ignore[no-any-return]  # same kind as x
 
 
 def apply_frequencies(
@@ -252,12 +252,13 @@ def apply_angles(
     tables = parse_tables.compute_cos_sin(angles, "angles")
     k_tables = None if k_angles is None else parse_tables.compute_cos_sin(k_angles, "k_angles")
     arguments = q, k, tables, k_tables, layout, axes, rotary_offset, out, norm
-    context = (layout, rotary_offset, type(rotary_offset))
-    options = context, (q, k), tables, axes, out, False, norm
-    parse_call = parse_tables.apply_angles
-    results = recall(*options) if k_tables is None else choose.run(parse_call(*arguments))
-    if results is None:
-        results = call_cache.run(*options, parse_call, *arguments)
+    backend = find.by_type.get(type(q)) or find.find_backend(q)
+    if backend is not None and k_tables is None:
+        call = layout, 0, rotary_offset, 0, q, k, *tables, axes, out, norm, how.GIVEN_COLUMNS
+        results = backend.rotate_by_tables(*call)
+        if results is not None:
+            return results[0], results[1]
+    results = choose.run(parse_tables.apply_angles(*arguments))
     return results[0], results[1]
 
 

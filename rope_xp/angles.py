@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -19,16 +18,13 @@ from rope_xp._core.path import Path, PathUnavailable
 from rope_xp._core.protocols import Rope
 from rope_xp._core.pytrees import PYTREE_CLASSES
 from rope_xp._core.typing import Array, ArrayT
-from rope_xp._dispatch import call_cache
+from rope_xp._dispatch import choose, how
 from rope_xp._dispatch.backend import Backend
-from rope_xp._dispatch.call_cache import CachedCall, CallSignature
 from rope_xp._dispatch.choose import choice
-from rope_xp._dispatch.recent_calls import GivenTables, describe_context, recall
+from rope_xp._dispatch.find import by_type, find_backend
 from rope_xp.norm import QKNorm, read_norm
 
 CosSinPair: TypeAlias = tuple[Array, Array]
-UnitRotation: TypeAlias = tuple[CachedCall, Array, int]
-"""The cached rotation of pairs (1, 0), these pairs, and their number."""
 _BATCH_NAMES = "abcefg"
 
 
@@ -95,8 +91,7 @@ class Angles:
             parse_call = partial(parse_tables.rotate, *given, inverse=False, **options)
             rotate = partial(self.apply, q, k, **options)
             return rotate_into_slots(q, k, slots, axes, cache_axes, out, rotate, parse_call)
-        rotated_q, rotated_k = self._rotate((q, k), (self.cos, self.sin), axes, out, False, norm)
-        return rotated_q, rotated_k
+        return self._rotate(q, k, (self.cos, self.sin), axes, out, norm, how.BOTH)  # type: ignore[no-any-return]  # same kind
 
     def rotate(
         self,
@@ -116,8 +111,7 @@ class Angles:
         >>> rope_xp.RoPE().at([1], like=x).rotate(x, axes="sd").round(4).tolist()
         [[0.5403, 0.8415]]
         """
-        tables, outs = (self.cos, self.sin), None if out is None else (out,)
-        return self._rotate((x,), tables, axes, outs, False, read_norm(norm))[0]  # type: ignore[no-any-return]  # same kind as x
+        return self._rotate(x, None, (self.cos, self.sin), axes, out, norm, how.ONE)  # type: ignore[no-any-return]  # same kind
 
     def unrotate(self, x: ArrayT, *, axes: str | None = None, out: ArrayT | None = None) -> ArrayT:
         """Undo :meth:`rotate`.
@@ -135,26 +129,30 @@ class Angles:
         True
         """
         tables = (self.cos, self.sin) if self.inverse is None else self.inverse
-        outs = None if out is None else (out,)
-        return self._rotate((x,), tables, axes, outs, True, None)[0]  # type: ignore[no-any-return]  # same kind as x
+        return self._rotate(x, None, tables, axes, out, None, how.ONE | how.INVERSE)  # type: ignore[no-any-return]  # same kind
 
     def _rotate(
         self,
-        arrays: tuple[Array, ...],
+        q: Array,
+        k: Array | None,
         tables: CosSinPair,
         axes: str | None,
-        outs: Any,
-        inverse: bool,
-        norm: QKNorm | None,
-    ) -> tuple[Array, ...]:
-        context, rope = (Angles, self.rope), self.rope
-        options = context, arrays, GivenTables(*tables), axes, outs, inverse, norm
-        results = recall(*options)
-        if results is not None:
-            return results
-        out = outs[0] if outs and len(arrays) == 1 else outs
-        arguments = rope, arrays, *tables, axes, out, inverse, norm
-        return call_cache.run(*options, parse_tables.rotate, *arguments)
+        out: Any,
+        norm: Any,
+        flags: int,
+    ) -> Any:
+        rope, backend = self.rope, by_type.get(type(q)) or find_backend(q)
+        components = rope.position_axes
+        fits = components is None or len(components) == tables[0].shape[-1]
+        if backend is not None and fits:
+            slice_ = rope.layout, rope.rotary_dim, rope.rotary_offset
+            results = backend.rotate_by_tables(*slice_, 0, q, k, *tables, axes, out, norm, flags)
+            if results is not None:
+                return results
+        arrays = (q,) if flags & how.ONE else (q, k)
+        arguments = rope, arrays, *tables, axes, out, flags & how.INVERSE != 0, read_norm(norm)
+        results = choose.run(parse_tables.rotate(*arguments))
+        return results[0] if flags & how.ONE else results
 
 
 PYTREE_CLASSES.append((Angles, ("cos", "sin", "inverse"), ("rope",)))
@@ -164,55 +162,36 @@ def build_angles(rope: Rope, positions: Any, like: Array, head_dim: int | None =
     """Return the angles of positions for arrays such as ``like``."""
     if head_dim is not None:
         head_dim = numbers.check_positive_int("head_dim", head_dim)
-    described = describe_context((like,), None, None, False, None)
-    signature = described and call_cache.sign(
-        (build_angles, rope, head_dim), *described, (like,), positions, None
-    )
-    if signature is not None:
-        cached_call = call_cache.CALLS.get(signature.key)
-        tables = None if cached_call is None else cached_call(signature)
-        if tables is not None:
-            (cos, sin), *inverse = tables
-            return Angles(cos, sin, rope, *inverse)
+    backend = by_type.get(type(like)) or find_backend(like)
+    if backend is not None:
+        table = backend.look_up_angles(rope, positions, like, head_dim, False)
+        if table is not None:
+            if rope.attention_factor == 1.0:
+                return Angles(*_halve(table), rope)
+            inverse = backend.look_up_angles(rope, positions, like, head_dim, True)
+            return Angles(*_halve(table), rope, _halve(inverse))
     backend, lookups = parse_tables.angles(rope, positions, like, head_dim)
-    computed = [compute_cos_sin(backend, lookup, signature) for lookup in lookups]
-    (cos, sin), *inverse = [backend.materialize(*tables) for tables, _ in computed]
-    rotations = [rotation for _, rotation in computed if rotation]
-    if signature is not None and len(rotations) == len(computed):
-        call_cache.CALLS.store(signature.key, _bind_rotations(rotations))
-    return Angles(cos, sin, rope, *inverse)
+    computed = [compute_cos_sin(backend, lookup) for lookup in lookups]
+    (cos, sin), *others = [backend.materialize(*tables) for tables in computed]
+    return Angles(cos, sin, rope, *others)
 
 
-def _bind_rotations(
-    rotations: list[UnitRotation],
-) -> Callable[[CallSignature], list[CosSinPair] | None]:
-    def build_tables(signature: CallSignature) -> list[CosSinPair] | None:
-        tables = []
-        for rotate, unit, pairs in rotations:
-            results = rotate(signature._replace(arrays=(unit,)))
-            if results is None:
-                return None
-            tables.append((results[0][..., :pairs], results[0][..., pairs:]))
-        return tables
-
-    return build_tables
+def _halve(table: Array) -> CosSinPair:
+    pairs = table.shape[-1] // 2
+    return table[..., :pairs], table[..., pairs:]
 
 
-def compute_cos_sin(
-    backend: Backend, lookup: TableLookup, signature: CallSignature | None = None
-) -> tuple[CosSinPair, UnitRotation | None]:
-    """Return cos and sin, (batch..., tokens, r/2), and the rotation to cache for the signature."""
+def compute_cos_sin(backend: Backend, lookup: TableLookup) -> CosSinPair:
+    """Return cos and sin, (batch..., tokens, r/2)."""
     path: Path | None = next((path for path in backend.paths if path.makes_tables), None)
     if path is not None and choice.name in (None, path.name) and not backend.is_compiling():
-        computed = _rotate_unit_pairs(path, backend, lookup, signature)
+        computed = _rotate_unit_pairs(path, backend, lookup)
         if computed is not None:
             return computed
-    return backend.cos_sin(lookup), None
+    return backend.cos_sin(lookup)
 
 
-def _rotate_unit_pairs(
-    path: Path, backend: Backend, lookup: TableLookup, signature: CallSignature | None
-) -> tuple[CosSinPair, UnitRotation | None] | None:
+def _rotate_unit_pairs(path: Path, backend: Backend, lookup: TableLookup) -> CosSinPair | None:
     """Return cos and sin as a kernel rotates (1, 0) to them, None where it cannot."""
     rows = (lookup.tokens,)
     if lookup.whole is not None:
@@ -230,12 +209,9 @@ def _rotate_unit_pairs(
     if path.decline_reason(call, forced=True) is not None:
         return None
     try:
-        results = path.run(call)
+        return _halve(path.run(call)[0])
     except PathUnavailable:
         return None
-    cached_call = signature and call_cache.specialize(call, path, signature, results)
-    rotation = (cached_call, unit, pairs) if cached_call else None
-    return (results[0][..., :pairs], results[0][..., pairs:]), rotation
 
 
 @cached(64)

@@ -9,8 +9,9 @@ from typing import Any
 from rope_xp._arguments import fields, parse, parse_tables
 from rope_xp._arguments.slots import move_slots, rotate_into_slots
 from rope_xp._core.typing import Array, ArrayT
-from rope_xp._dispatch import call_cache, choose
-from rope_xp._dispatch.recent_calls import recall
+from rope_xp._dispatch import choose
+from rope_xp._dispatch.find import by_type, find_backend
+from rope_xp._dispatch.how import BOTH, INVERSE, ONE
 from rope_xp._frequencies import RopeFields
 from rope_xp.angles import Angles, build_angles
 from rope_xp.norm import QKNorm, read_norm
@@ -142,15 +143,15 @@ class RoPE(RopeFields):
             rotate = partial(self.apply, q, k, positions, **options)
             parse_call = partial(parse.rotate, self, (q, k), positions, **options)
             return rotate_into_slots(q, k, slots, axes, cache_axes, out, rotate, parse_call)
-        call = self, (q, k), positions, axes, out, False, norm
-        if k_positions is not None:
-            parse_both = partial(parse.rotate, *call, k_positions)
-            if out is not None or norm is not None:
-                return choose.run(parse_both())
-            both = positions, k_positions
-            return call_cache.run_apart(self, (q, k), both, axes, parse_both)
-        results = recall(*call)
-        return call_cache.run(*call, parse.rotate, *call) if results is None else results
+        backend = by_type.get(type(q)) or find_backend(q)
+        if backend is not None:
+            results = backend.rotate_by_rope(
+                self, q, k, positions, k_positions, axes, out, norm, BOTH
+            )
+            if results is not None:
+                return results  # type: ignore[no-any-return]  # same kind as q and k
+        arguments = self, (q, k), positions, axes, out, False, norm, k_positions
+        return choose.run(parse.rotate(*arguments))
 
     def rotate(
         self,
@@ -182,7 +183,7 @@ class RoPE(RopeFields):
         >>> rope_xp.RoPE().rotate(x, [1], axes="sd").round(4).tolist()
         [[0.5403, 0.8415]]
         """
-        return self._rotate_one(x, positions, axes, out, False, norm)
+        return self._rotate_one(x, positions, axes, out, ONE, norm)
 
     def unrotate(
         self,
@@ -213,7 +214,7 @@ class RoPE(RopeFields):
         >>> bool(np.allclose(back, x, rtol=0, atol=1e-14))
         True
         """
-        return self._rotate_one(x, positions, axes, out, True)
+        return self._rotate_one(x, positions, axes, out, ONE | INVERSE)
 
     def _rotate_one(
         self,
@@ -221,16 +222,17 @@ class RoPE(RopeFields):
         positions: Positions,
         axes: str | None,
         out: ArrayT | None,
-        inverse: bool,
+        flags: int,
         norm: tuple[ArrayT, float] | QKNorm | None = None,
     ) -> ArrayT:
-        norm, outs = read_norm(norm), None if out is None else (out,)
-        call = self, (x,), positions, axes, outs, inverse, norm
-        results = recall(*call)
-        if results is None:
-            arguments = self, (x,), positions, axes, out, inverse, norm
-            results = call_cache.run(*call, parse.rotate, *arguments)
-        return results[0]  # type: ignore[no-any-return]  # same kind as x
+        backend = by_type.get(type(x)) or find_backend(x)
+        if backend is not None:
+            result = backend.rotate_by_rope(self, x, None, positions, None, axes, out, norm, flags)
+            if result is not None:
+                return result  # type: ignore[no-any-return]  # same kind as x
+        inverse = flags & INVERSE != 0
+        arguments = self, (x,), positions, axes, out, inverse, read_norm(norm)
+        return choose.run(parse.rotate(*arguments))[0]  # type: ignore[no-any-return]  # same kind as x
 
     def rerotate(
         self,

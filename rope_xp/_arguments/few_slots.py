@@ -52,8 +52,8 @@ def describe_caches(
         return None
     if type(out) is not tuple or [*map(type, (q, *out[1:]))] != [kind, kind]:
         return None
-    described = backend.describe_call((q, k, out[1]), None, None, writes=True)
-    return described and (backend.name, axes, cache_axes, described[0])
+    described = backend.describe_caches((q, k, out[1]))
+    return described and (backend.name, axes, cache_axes, described)
 
 
 def find_slots(

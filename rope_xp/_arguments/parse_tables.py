@@ -1,7 +1,7 @@
 """From tables of cos and sin to a checked Call, and from positions to such tables."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,7 +20,13 @@ from rope_xp._core.tables import TableKey
 from rope_xp._core.typing import Array, Layout
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
-from rope_xp._dispatch.recent_calls import GivenTables
+
+
+class GivenTables(NamedTuple):
+    """cos and sin of the caller."""
+
+    cos: Array
+    sin: Array
 
 
 def apply_tables(

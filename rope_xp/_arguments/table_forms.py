@@ -19,6 +19,8 @@ COLUMNS: dict[Columns, tuple[str, str]] = {
 }
 """The columns of angles a and b of two pairs, and the index of one column for each pair."""
 
+COLUMN_FORMS: tuple[Columns, ...] = ("pairs", "halves", "neighbours")
+"""By the number that :meth:`Backend.rotate_by_tables` takes."""
 FORMS = ("vllm", "huggingface", "megatron", "complex", "onnx")
 _NARROW = ("float16", "bfloat16")
 _REAL = ("float32", "float64", *_NARROW)

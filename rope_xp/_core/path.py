@@ -1,7 +1,7 @@
 """The interface of a path: one way to run a call, which it may decline with a reason."""
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from rope_xp._core.call import Call
 from rope_xp._core.typing import Array
@@ -36,13 +36,6 @@ class Path:
     def run(self, call: Call) -> tuple[Array, ...]:
         """Return the rotated arrays, one for each of ``call.arrays``."""
         raise NotImplementedError
-
-    def specialize(self, call: Call, signature: Any, results: tuple[Array, ...]) -> Any:
-        """Return a ``Launch`` for the signature of a call that has just run, None for :meth:`run`.
-
-        See :mod:`rope_xp._dispatch.call_cache`.
-        """
-        return None
 
 
 class ShardedExecutor(Protocol):

@@ -52,14 +52,51 @@ class Backend:
         """Return why arrays of this type cannot be taken, or None. Called once a type."""
         return None
 
-    def describe_call(
-        self, operands: tuple[Array, ...], positions: Any, tables: Any, *, writes: bool
-    ) -> tuple[Hashable, tuple[Array, ...]] | None:
-        """Return the library's part of a signature, and positions or tables as kernels read them.
+    def describe_caches(self, arrays: tuple[Array, ...]) -> Hashable:
+        """Return a key of q, k and a cache that may be written; None for any that are not plain."""
+        return None
 
-        None if the call cannot be cached, see :mod:`rope_xp._dispatch.call_cache`. ``operands`` are
-        arrays, results of a call that ``writes``, and weights of a norm; ``tables`` cos and sin.
+    def rotate_by_rope(
+        self,
+        rope: Any,
+        q: Array,
+        k: Array,
+        positions: Any,
+        k_positions: Any,
+        axes: Any,
+        out: Any,
+        norm: Any,
+        how: int,
+    ) -> Any:
+        """Run a call as it was written, or return None before anything is written.
+
+        The general way then takes it, which alone raises errors of arguments. ``how`` is a sum of
+        the flags in :mod:`rope_xp._dispatch.how`.
         """
+        return None
+
+    def rotate_by_tables(
+        self,
+        layout: Any,
+        rotary_dim: Any,
+        rotary_offset: Any,
+        columns: int,
+        q: Array,
+        k: Array,
+        cos: Any,
+        sin: Any,
+        axes: Any,
+        out: Any,
+        norm: Any,
+        how: int,
+    ) -> Any:
+        """Do the same by cos and sin. ``rotary_dim`` 0: as many components as they have columns."""
+        return None
+
+    def look_up_angles(
+        self, rope: Any, positions: Any, like: Array, head_dim: int | None, inverse: bool
+    ) -> Any:
+        """Return cos and sin, side by side in one array; None to leave it to the general way."""
         return None
 
     def is_compiling(self) -> bool:

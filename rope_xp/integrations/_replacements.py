@@ -1,16 +1,15 @@
 """Replace the functions by which models of transformers rotate q and k."""
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from rope_xp._arguments import parse_tables
-from rope_xp._core.call import Call
-from rope_xp._dispatch import call_cache
-from rope_xp._dispatch.recent_calls import GivenTables, recall
-from rope_xp.integrations import _formats, _norms, _recognition
+from rope_xp._arguments.table_forms import COLUMN_FORMS
+from rope_xp._dispatch.find import find_backend
+from rope_xp._dispatch.how import BOTH, ONE
+from rope_xp.integrations import _norms, _recognition
 from rope_xp.integrations._drop_in import find_axes
 from rope_xp.integrations._formats import Format, Tables
 from rope_xp.integrations._methods import Function
@@ -45,26 +44,21 @@ def _operands(
     return xs, tables, axes
 
 
-def _parse(rotation: RecognizedRotation, norm: Any, *call: Any) -> Call:
+def _rotate(rotation: RecognizedRotation, norm: Any, *call: Any) -> Any:
+    """Return what a call of a model's function returns, by its tables as they lie."""
     xs, tables, axes = _operands(rotation, *call)
-    cos, sin = _formats.read(tables, rotation.form)
-    rope = rotation.rope(2 * cos.shape[-1])
-    return parse_tables.rotate(rope, xs, cos, sin, axes, None, False, norm)
-
-
-def _find_cached_key(
-    rotation: RecognizedRotation, key: object, arguments: tuple[Any, ...], named: Any
-) -> Hashable | None:
-    """Return what stands for all options of a call in the call cache, None if none does."""
-    plain = rotation.arrays + 2
-    if rotation.form == "complex" or len(arguments) < plain or not torch.is_tensor(arguments[0]):
-        return None
-    if len(arguments) == plain and not named:
-        return key
-    rest = arguments[plain:]
-    if not all(type(x) is int for x in (*rest, *named.values())):
-        return None
-    return (key, rest, *named.items())
+    backend = find_backend(xs[0])
+    if rotation.form in COLUMN_FORMS and backend is not None:
+        columns = COLUMN_FORMS.index(rotation.form)
+        r = tables[0].shape[-1] if columns else 2 * tables[0].shape[-1]
+        slice_ = rotation.layout, r, -r if rotation.trailing else 0, columns
+        how = ONE if len(xs) == 1 else BOTH
+        arrays: Any = *xs[:1], xs[-1], *tables, axes, None, norm, how
+        results = backend.rotate_by_tables(*slice_, *arrays)
+        if results is not None:
+            return results
+    rotated = _recognition.rotate(rotation, xs, tables, axes, norm)
+    return rotated if len(xs) > 1 else rotated[0]
 
 
 def build_replacement(
@@ -77,34 +71,17 @@ def build_replacement(
     where = name if module is None else f"{module.__name__}.{name}"
     rotation = _recognition.recognize(where, original, forms)
     function = _recognition.own_function(original)
-    key = object()  # identifies the rotation in signatures
 
     def rotate(*inputs: Any, **named: Any) -> Any:
         if module is not None and getattr(module, name) is not original:
             return _call_cast(getattr(module, name), inputs, named)
         n = rotation.arrays
         xs, norm = _norms.split_norm(inputs[:n])
-        arguments, cached_key = xs + inputs[n:], None
-        # Autograd keeps tables, of which those of a model have more columns than are read.
-        if not torch.is_grad_enabled():
-            cached_key = _find_cached_key(rotation, key, arguments, named)
         try:
-            if cached_key is None:
-                operands = _operands(rotation, arguments, named)
-                results = _recognition.rotate(rotation, *operands, norm)
-            else:
-                # The columns that are read begin where the model's tables begin, and their strides
-                # follow from the strides of these, so the tables stand in the signature as they
-                # are. Only torch's library knows that.
-                tables = GivenTables(*arguments[n : n + 2])
-                options = cached_key, xs, tables, None, None, False, norm
-                cached = recall(*options)
-                call = rotation, norm, arguments, named
-                results = cached or call_cache.run(*options, _parse, *call)
+            return _rotate(rotation, norm, xs + inputs[n:], named)
         except _UnusualCallError:
             arguments = _norms.normalize(inputs)
             return _cast_like(rotation, function(*arguments, **named), arguments, named)
-        return results if rotation.arrays > 1 else results[0]
 
     rotate.__name__ = name
     rotate.replaces = original, rotation  # type: ignore[attr-defined]  # see replace_rotations

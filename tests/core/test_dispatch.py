@@ -19,13 +19,14 @@ import numpy as np
 import pytest
 import toy_backend
 from support.programs import run
+from support.ways import decline_all
 
 import rope_xp
 from rope_xp import MissingBackendError, RopeError
 from rope_xp._core import versions
 from rope_xp._core.call import Call
 from rope_xp._core.path import Path, PathUnavailable
-from rope_xp._dispatch import call_cache, choose, find
+from rope_xp._dispatch import choose, find
 from rope_xp._dispatch.backend import Backend
 from rope_xp._dispatch.find import Library
 from rope_xp._rotation import portable
@@ -107,7 +108,7 @@ class Stub(Path):
 def paths(monkeypatch):
     stubs = Stub("swift", "it is Tuesday"), Stub("brisk", None)
     monkeypatch.setattr(find.find_backend(X), "paths", stubs)
-    call_cache.CALLS.cache_clear()
+    decline_all(monkeypatch)
     row = Library("numpy", (("ndarray", find.libraries[0].load),), "", ("swift", "brisk"))
     monkeypatch.setattr(find, "libraries", (row, *find.libraries[1:]))
     return stubs
@@ -120,7 +121,6 @@ def test_the_first_path_that_does_not_decline_runs(paths):
     expected = rope_xp.Explanation("numpy", "brisk", (("swift", "it is Tuesday"),), False)
     assert explanation == expected
     assert str(explanation) == "numpy: brisk\n  not swift: it is Tuesday"
-    call_cache.CALLS.cache_clear()
     paths[1].reason_unless_forced = "it is small"
     declined = (("swift", "it is Tuesday"), ("brisk", "it is small"))
     assert rope_xp.explain(X, X) == rope_xp.Explanation("numpy", "portable", declined, False)

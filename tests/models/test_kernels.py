@@ -16,7 +16,7 @@ from support.exhaustive import exhaustive  # noqa: E402  # needs torch
 from support.patched import LOGITS, TOKENS  # noqa: E402  # needs torch
 from support.small_models import make  # noqa: E402  # needs transformers
 
-from rope_xp.integrations import _recognition, _replacements  # noqa: E402  # needs torch
+from rope_xp.integrations import _replacements  # noqa: E402  # needs torch
 from rope_xp.integrations import kernels as layers  # noqa: E402  # needs kernels
 
 MAPPING = {"rotary_pos_emb": {"cpu": layers.repository()}}
@@ -46,8 +46,7 @@ def rotations(monkeypatch):
 
         monkeypatch.setattr(module, name, noted)
 
-    note(_recognition, "rotate")
-    note(_replacements, "_parse")  # of calls that no gradient follows
+    note(_replacements, "_rotate")
     monkeypatch.setattr(layers, "_REPLACEMENTS", {})
     return records
 

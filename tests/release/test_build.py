@@ -15,7 +15,8 @@ GCC = "g++ (Debian {0}.2.0-14+deb12u1) {0}.2.0"
 CLANG = "Ubuntu clang version {0}.0.7"
 SOURCES = {
     "rotate.cpp": "namespace { volatile int level = LEVEL; }\n",
-    "call.cpp": """#define Py_LIMITED_API 0x030B0000
+    **{f"{name}.cpp": "namespace { volatile int unit; }\n" for name in build.PLAIN_UNITS},
+    "module.cpp": """#define Py_LIMITED_API 0x030B0000
 #include <Python.h>
 static PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", __FILE__, 0, 0, 0, 0, 0, 0};
 PyMODINIT_FUNC PyInit__native() { return PyModule_Create(&module); }
@@ -66,7 +67,8 @@ def test_cxx_wins_and_targets_of_releases_need_zig(monkeypatch):
     flags = ("-target", "aarch64-linux-gnu.2.28")
     assert build.find_target() == ("aarch64", "manylinux_2_28_aarch64", flags)
     units = list(build.list_units("aarch64", build.ZIG))
-    assert units == [["rotate.cpp", "-DLEVEL=0", "-mcpu=baseline"], ["call.cpp", "-mcpu=baseline"]]
+    plain = [[f"{name}.cpp", "-mcpu=baseline"] for name in build.PLAIN_UNITS]
+    assert units == [["rotate.cpp", "-DLEVEL=0", "-mcpu=baseline"], *plain]
 
 
 def test_a_wheel_is_named_for_the_machine(monkeypatch):
@@ -113,7 +115,7 @@ def test_a_module_has_the_same_bytes_from_every_folder(tmp_path):
     first, second = ((folder / build.MODULE).read_bytes() for folder in folders)
     assert first == second
     command = [sys.executable, "-c", "import _native; print(_native.__doc__)"]
-    assert build.run(command, folder) == "call.cpp\n"
+    assert build.run(command, folder) == "module.cpp\n"
 
     write(folder, {"rotate.cpp": "int f( {\n"})  # an error, after which nothing old is left
     assert "rotate.cpp:1:" in build.compile_or_say(folder, folder)

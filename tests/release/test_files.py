@@ -35,7 +35,7 @@ def test_the_conda_recipe_installs_what_the_wheel_requires() -> None:
 def test_compiled_kernels_are_for_the_first_python_and_all_later_ones() -> None:
     """By the stable ABI. So one conda package serves all of them, as one wheel does."""
     major, minor = map(int, PROJECT["requires-python"].removeprefix(">=").split("."))
-    source = (ROOT / "backends" / "rope_xp_backends" / "cpu" / "call.cpp").read_text()
+    source = (ROOT / "backends" / "rope_xp_backends" / "cpu" / "arrays.h").read_text()
     assert f"#define Py_LIMITED_API 0x{major:02X}{minor:02X}0000\n" in source
     assert f"cp{major}{minor}-abi3" in (ROOT / "backends" / "build.py").read_text()
     recipe = yaml.safe_load((ROOT / "conda" / "recipe.yaml").read_text())

@@ -15,7 +15,6 @@ import numpy as np
 
 import rope_xp
 from rope_xp import RoPE
-from rope_xp._dispatch import call_cache
 from rope_xp._dispatch.backend import put_tables
 from support import cuda_on_cpu
 from support.equality import LAYOUTS
@@ -84,7 +83,6 @@ def main(path, every="1"):
         native.tune("release_bytes", 1)
     with running(path) as (backend, own):
         for end in (False, True):
-            call_cache.CALLS.cache_clear()  # which holds on to tables
             put = partial(against, end)
             backend.asarray = lambda host, device, put=put: own(put(np.asarray(host)))
             tables = lru_cache(partial(put_tables, backend, device=None))

@@ -35,6 +35,7 @@ def _find_reason(error: ImportError) -> str:
     )
 
 
+LOG = logging.getLogger("rope_xp")
 module: Any = None
 """The native module; None where it is missing."""
 MISSING: str | None = None
@@ -42,7 +43,7 @@ try:
     from . import _native as module  # type: ignore[attr-defined,no-redef]  # compiled
 except ImportError as error:
     MISSING = _find_reason(error)
-    logging.getLogger("rope_xp").warning(
+    LOG.warning(
         "numpy and torch have no kernels on CPUs, and calls take two to four times as long:\n%s",
         MISSING,
     )
@@ -76,7 +77,7 @@ def describe_spec(spec: RotationSpec, columns: int) -> tuple[Any, ...]:
     )
 
 
-def _read_tables(tables: DigitTables, describe: Describe) -> Any:
+def read_tables(tables: DigitTables, describe: Describe) -> Any:
     """Return the handle by which the native function knows tables, which it keeps alive."""
     handle = module.read_tables(tuple(tables), describe)
     object.__setattr__(tables, "handle", handle)  # an equal one whoever sets it
@@ -109,7 +110,7 @@ class Rotate:
         place if it is its own result. False: ``checks`` found something, or an array, such as a
         functional tensor, has no memory.
         """
-        handle = tables and (tables.handle or _read_tables(tables, self.describe))
+        handle = tables and (tables.handle or read_tables(tables, self.describe))
         operands = arrays, results, weights, angles, offsets, handle
         try:
             done: bool = module.rotate(*operands, self.spec, self.describe, self.limit, checks)

@@ -7,12 +7,9 @@ import cupy
 import numpy as np
 
 from rope_xp._core.caches import pin
-from rope_xp._core.memory import ACCESS, Memory
+from rope_xp._core.memory import Memory
 from rope_xp._core.tables import DigitTables, TableKey
 from rope_xp._dispatch.backend import Backend
-from rope_xp._dispatch.call_cache import Arrays
-
-_INTEGERS = (np.dtype(np.int32), np.dtype(np.int64))
 
 
 class Cupy(Backend):
@@ -21,22 +18,10 @@ class Cupy(Backend):
     assigns_by_index = True
     numpy_dtypes = True
 
-    def describe_call(
-        self, operands: Arrays, positions: Any, tables: Any, *, writes: bool
-    ) -> tuple[Hashable, Arrays] | None:
-        angle_inputs: Arrays = (positions,)
-        allowed: tuple[Any, ...] = _INTEGERS
-        if positions is None:
-            double = operands[0].dtype == np.float64
-            angle_inputs, allowed = tables or (), (np.dtype(np.float64 if double else np.float32),)
-        if any(getattr(row, "dtype", None) not in allowed for row in angle_inputs):
+    def describe_caches(self, arrays: tuple[Any, ...]) -> Hashable:
+        if any(type(x) is not cupy.ndarray for x in arrays):
             return None
-        key: list[Hashable] = []
-        for x in operands + angle_inputs:
-            if type(x) is not cupy.ndarray:
-                return None
-            key += x.dtype, x.shape, x.strides, x.data.device_id, x.data.ptr % ACCESS
-        return tuple(key), angle_inputs
+        return tuple([(x.dtype, x.shape, x.strides, x.data.device_id) for x in arrays])
 
     def device(self, x: Any) -> int:
         return int(x.device.id)

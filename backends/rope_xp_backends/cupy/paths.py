@@ -7,8 +7,6 @@ import cupy
 
 from rope_xp._core.call import Call
 from rope_xp._core.path import Path
-from rope_xp._core.tables import DigitTables
-from rope_xp._dispatch.call_cache import Arrays, CallSignature, Launch, guard_overlap
 from rope_xp._dispatch.kernels import Kernels
 from rope_xp_backends.gpu import cuda, relaxed_capture
 from rope_xp_backends.gpu.cuda_plan import ARGUMENTS, CudaKey
@@ -51,31 +49,6 @@ class Cuda(Path):
             for kernel, launch in zip(kernels, launches, strict=True):
                 kernel(launch.grid, launch.block, (launch.params.view(ARGUMENTS),))
         return outs
-
-    def specialize(
-        self, call: Call, signature: CallSignature, results: tuple[Any, ...]
-    ) -> Launch | None:
-        """Return a launch without the addresses of arrays, None where a call takes several."""
-        backend, device = call.backend, int(call.arrays[0].device.id)
-        with cupy.cuda.Device(device):
-            step = cuda.relocatable_launch(call, results, signature.angle_inputs)
-            if step is None:
-                return None
-            kernel = self._kernels.get((step.key, device))
-
-        def launch(signature: CallSignature, _: DigitTables | None) -> Arrays | None:
-            arrays, angle_inputs, out = signature.arrays, signature.angle_inputs, signature.out
-            with cupy.cuda.Device(device):
-                if cupy.cuda.get_current_stream().is_capturing():
-                    return None  # the slow path pins what a graph will read
-                results = tuple([_empty_result(x) for x in arrays]) if out is None else out
-                params = step.params.copy()
-                addresses = cuda.read_addresses(backend, arrays, results, angle_inputs)
-                params[: cuda.ADDRESSES] += addresses
-                kernel(step.grid, step.block, (params.view(ARGUMENTS),))
-            return results
-
-        return guard_overlap(launch, backend.are_disjoint)
 
 
 def _empty_result(x: Any) -> Any:

@@ -6,7 +6,6 @@ it on the CPU, from the same source.
 
 from collections.abc import Callable
 from dataclasses import replace
-from operator import is_not
 from typing import TypeAlias
 
 from rope_xp._core.call import Call, CosSin, get_interleaved
@@ -21,9 +20,6 @@ from .cuda_plan import COMPONENTS, COS_SIN, TABLE_LOOKUP, THREADS, CudaLaunch, p
 Arrays: TypeAlias = tuple[Array, ...]
 Contiguous: TypeAlias = Callable[[Array], Array]
 """Copies an array of the library to contiguous memory."""
-
-ADDRESSES = 6
-"""The first params of a launch: of q, k and their results, and of positions, or of cos and sin."""
 
 
 def decline_reason(call: Call) -> str | None:
@@ -57,23 +53,7 @@ def build_launches(call: Call, outs: Arrays, contiguous: Contiguous) -> list[Cud
     return [launch for part in parts for launch in _launch_part(part, contiguous)]
 
 
-def relocatable_launch(call: Call, outs: Arrays, rows: Arrays) -> CudaLaunch | None:
-    """Return the launch of a call's signature, without the addresses of arrays and ``rows``.
-
-    None where there are several launches, or where arrays have to be copied for them.
-    """
-    # A view stands in for each copy, and is no array of the call.
-    launches = build_launches(call, outs, lambda x: x[...])
-    if len(launches) != 1 or call.spec.norm is not None:
-        return None
-    (launch,) = launches
-    if len(launch.pinned) != len(rows) or any(map(is_not, launch.pinned, rows)):
-        return None
-    launch.params[:ADDRESSES] -= read_addresses(call.backend, call.arrays, outs, rows)
-    return launch._replace(pinned=())
-
-
-def read_addresses(backend: Backend, arrays: Arrays, outs: Arrays, rows: Arrays) -> list[int]:
+def _read_addresses(backend: Backend, arrays: Arrays, outs: Arrays, rows: Arrays) -> list[int]:
     """Return the pointers of arrays, results and rows, in the order of the kernel."""
     pointers = []
     for operands in (arrays, outs, rows):
@@ -146,7 +126,7 @@ def _launch_part(call: Call, contiguous: Contiguous) -> list[CudaLaunch]:
         any(x.itemsize == 8 for x in angle_memories),
         spec,
     )
-    pointers = read_addresses(backend, arrays, outs, angles)
+    pointers = _read_addresses(backend, arrays, outs, angles)
     pointers += [0 if x is None else _memory(backend, x).pointer for x in tables]
     launches = []
     for step in steps:

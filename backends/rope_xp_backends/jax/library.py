@@ -1,17 +1,16 @@
 """jax: devices, shardings, and what XLA needs to compile the same numbers."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import NamedSharding, PartitionSpec
 
-from rope_xp._arguments.positions import read_rows
 from rope_xp._core.caches import cached
-from rope_xp._core.call import UNKNOWN, TableLookup
+from rope_xp._core.call import TableLookup
 from rope_xp._core.errors import RopeError
 from rope_xp._core.tables import DigitTables, TableKey
 from rope_xp._dispatch.backend import Backend
@@ -30,35 +29,6 @@ class Jax(Backend):
         "jax arrays cannot be written to. Under jit, donate the inputs and XLA reuses their "
         "memory: jax.jit(..., donate_argnums=(0, 1))"
     )
-
-    def describe_call(
-        self, operands: Arrays, positions: Any, tables: Any, *, writes: bool
-    ) -> tuple[Hashable, Arrays] | None:
-        """Describe an eager call on one device, with positions as jax arrays."""
-        x, array_type = operands[0], type(operands[0])
-        if writes or issubclass(array_type, jax.core.Tracer):
-            return None
-        double, position_range, angle_inputs = x.dtype == np.float64, None, tables or ()
-        if positions is None:
-            if any(row.dtype.itemsize != (8 if double else 4) for row in angle_inputs):
-                return None
-        elif type(positions) is array_type:
-            if positions.dtype not in _INTEGERS:
-                return None
-            angle_inputs, position_range = (positions,), UNKNOWN
-        else:
-            read = read_rows(positions, np.int32, double)
-            if read is None or type(x.sharding) is not SingleDeviceSharding:
-                return None
-            device, position_range = x.device if x.committed else None, read[1]
-            angle_inputs = tuple([jax.device_put(row, device) for row in read[0]])
-        x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]  # set while jax is imported
-        key: list[Hashable] = [position_range, x64]
-        for x in operands + angle_inputs:
-            if type(x) is not array_type or type(x.sharding) is not SingleDeviceSharding:
-                return None
-            key += x.dtype, x.shape, x.sharding, x.committed
-        return tuple(key), angle_inputs
 
     def device(self, x: jax.Array) -> jax.Device | None:
         """Return the device that x is committed to, None for tracers and sharded arrays."""

@@ -1,19 +1,14 @@
 """From numpy arrays to the native module."""
 
-import sys
-from dataclasses import dataclass
-from operator import is_
 from typing import TypeAlias
 
 import numpy as np
 
 from rope_xp._core.call import Call, CosSin, RotationSpec, TableLookup
 from rope_xp._core.path import PathUnavailable
-from rope_xp._core.tables import DigitTables
-from rope_xp._dispatch.call_cache import CallSignature
-from rope_xp._dispatch.recent_calls import RecentLaunch
 from rope_xp_backends.cpu import native, threads
-from rope_xp_backends.cpu.native import CHECK_OVERLAP, CHECK_POSITIONS, DTYPES, Rotate
+from rope_xp_backends.cpu.entry import describe
+from rope_xp_backends.cpu.native import Rotate
 
 LONG = 64
 """A longer axis repays a loop over the others in Python."""
@@ -22,31 +17,6 @@ COLUMNS = 8
 
 Arrays = tuple[np.ndarray, ...]
 Angles: TypeAlias = TableLookup | CosSin
-_ARRAY = np.ndarray
-
-
-def describe(x: np.ndarray) -> tuple[int, int, tuple[int, ...], tuple[int, ...]]:
-    """Describe an array that the native module cannot read by its fields, see ``Describe``."""
-    name = x.dtype.name
-    number = DTYPES.index(name) if name in DTYPES and x.dtype.isnative else len(DTYPES)
-    return x.ctypes.data, number, x.shape, x.strides
-
-
-def read_by_fields() -> None:
-    """Let the native module read arrays by their fields, where these are as numpy 2 has them."""
-    if native.MISSING is not None or sys.implementation.name != "cpython":
-        return
-    bfloat16 = getattr(sys.modules.get("ml_dtypes"), "bfloat16", None)  # others are described
-    dtypes = [
-        (np.dtype(name) if name != "bfloat16" else bfloat16 and np.dtype(bfloat16))
-        for name in DTYPES
-    ]
-    examples = np.ones((2, 3), np.float32), np.ones((4, 5, 6))[::2, :, ::-1], np.ones(0, np.int64)
-    probes = tuple([(x, *describe(x)) for x in examples])
-    native.module.set_up_numpy(np.ndarray, tuple(dtypes), probes)
-
-
-read_by_fields()
 
 
 def rotate(call: Call, out: Arrays, source: Angles) -> None:
@@ -73,82 +43,6 @@ def make_rotate(source: Angles, spec: RotationSpec) -> Rotate:
     if isinstance(source, TableLookup):
         columns = 0 if source.components else -1
     return Rotate(native.describe_spec(spec, columns), describe, threads.limit)
-
-
-@dataclass(frozen=True, slots=True)
-class NumpyLaunch:
-    """Runs the native function for a signature."""
-
-    run: Rotate
-    contiguous: bool
-    """Whether new results are C-contiguous; else they have the strides of ``numpy.empty_like``."""
-
-    def __call__(self, signature: CallSignature, tables: DigitTables | None) -> Arrays | None:
-        _, arrays, weights, angle_inputs, out = signature
-        return self._launch(arrays, out, weights, angle_inputs, tables)
-
-    def _launch(
-        self,
-        arrays: Arrays,
-        out: Arrays | None,
-        weights: Arrays,
-        angles: Arrays,
-        tables: DigitTables | None,
-        checks: int = 0,
-    ) -> Arrays | None:
-        results = out
-        if results is not None:
-            checks |= CHECK_OVERLAP
-        elif self.contiguous:
-            results = tuple([np.empty(x.shape, x.dtype) for x in arrays])
-        else:
-            results = tuple([np.empty_like(x) for x in arrays])
-        done = self.run(arrays, results, weights, angles, tables, checks)
-        return results if done else None
-
-    def recognize(self, signature: CallSignature, given: Arrays) -> RecentLaunch | None:
-        """Return a launch for calls on arrays like those of a signature and ``given`` angles."""
-        _, arrays, weights, angle_inputs, out = signature
-        converts = _converts_positions(given, angle_inputs)
-        if converts is None or not arrays[0].size:
-            return None
-        operands = arrays + weights + given
-        apart = out is not None and not all(map(is_, arrays, out))
-        if apart:
-            operands += out  # type: ignore[operator]  # not None here
-        layouts = [
-            (x.dtype, x.shape, None if x.flags.c_contiguous else x.strides, x.flags.num)
-            for x in operands
-        ]
-        checks = CHECK_POSITIONS if len(angle_inputs) == 1 else 0
-        n = len(weights)
-
-        def run(
-            arrays: Arrays, out: Arrays | None, inputs: Arrays, tables: DigitTables | None
-        ) -> Arrays | None:
-            operands = arrays + inputs + out if apart else arrays + inputs  # type: ignore[operator]  # not None then
-            if len(operands) != len(layouts):
-                return None
-            for x, (dtype, shape, strides, flags) in zip(operands, layouts):  # noqa: B905  # of one length; strict= takes 0.2 us
-                if type(x) is not _ARRAY or x.dtype != dtype or x.shape != shape:
-                    return None
-                if x.flags.num != flags or (strides and x.strides != strides):
-                    return None
-            if converts:
-                inputs = *inputs[:-1], inputs[-1].astype(np.int64)
-            return self._launch(arrays, out, inputs[:n], inputs[n:], tables, checks)
-
-        return run
-
-
-def _converts_positions(given: Arrays, angle_inputs: Arrays) -> bool | None:
-    """Return whether int32 is given where kernels read int64, None if they read anything else."""
-    if len(given) == len(angle_inputs) and all(map(is_, given, angle_inputs)):
-        return False
-    if len(given) != 1 or type(given[0]) is not _ARRAY or len(angle_inputs) != 1:
-        return None
-    narrow = given[0].dtype == np.int32 and given[0].flags.c_contiguous
-    return True if narrow and given[0].shape == angle_inputs[0].shape else None
 
 
 def get_weights(call: Call) -> Arrays:

@@ -2,17 +2,24 @@
 
 import sys
 from collections.abc import Hashable
-from typing import Any
 
 import numpy as np
 
-from rope_xp._arguments.positions import read_rows
 from rope_xp._core.memory import Memory
 from rope_xp._core.tables import DigitTables, TableKey
 from rope_xp._dispatch.backend import Backend
 from rope_xp._rotation.tables import host_tables
+from rope_xp_backends.cpu import entry, native, threads
 
 Arrays = tuple[np.ndarray, ...]
+
+
+def _allocate(shape: list[int], wide: bool) -> np.ndarray:
+    return np.empty(shape, np.float64 if wide else np.float32)
+
+
+if native.MISSING is None:
+    entry.set_up(entry.NUMPY, np.empty_like, _allocate, threads.limit)
 
 
 class Numpy(Backend):
@@ -21,32 +28,16 @@ class Numpy(Backend):
     host = True
     assigns_by_index = True
     numpy_dtypes = True
+    if native.MISSING is None:
+        rotate_by_rope = native.module.rotate_by_rope
+        rotate_by_tables = native.module.rotate_by_tables
+        look_up_angles = native.module.look_up_angles
 
-    def describe_call(
-        self, operands: Arrays, positions: Any, tables: Any, *, writes: bool
-    ) -> tuple[Hashable, Arrays] | None:
+    def describe_caches(self, arrays: Arrays) -> Hashable:
         """Describe plain arrays, whose flags give order, alignment and writeability."""
-        key: list[Hashable] = []
-        for x in operands:
-            if type(x) is not np.ndarray:
-                return None
-            key += x.dtype, x.shape, x.strides, x.flags.num
-        rows: Arrays = ()
-        double = operands[0].dtype == np.float64
-        if tables is not None:
-            rows = tables
-            dtype = np.float64 if double else np.float32
-            if any(type(row) is not np.ndarray or row.dtype != dtype for row in rows):
-                return None
-        elif positions is not None:
-            read = read_rows(positions, np.int64, double)
-            if read is None:
-                return None
-            rows, position_range = read
-            key.append(position_range)
-        for row in rows:
-            key += row.shape, row.strides, row.flags.num
-        return tuple(key), rows
+        if any(type(x) is not np.ndarray for x in arrays):
+            return None
+        return tuple([(x.dtype, x.shape, x.strides, x.flags.num) for x in arrays])
 
     def are_disjoint(self, x: np.ndarray, y: np.ndarray) -> bool:
         return not np.may_share_memory(x, y)

@@ -7,7 +7,6 @@ import numpy as np
 
 from rope_xp._core.call import Call, CosSin
 from rope_xp._core.path import Path
-from rope_xp._dispatch.call_cache import CallSignature
 from rope_xp._rotation import portable
 from rope_xp_backends.cpu import native
 
@@ -31,22 +30,6 @@ class Native(Path):
         for part in replace(call, out=outs).split(one_dtype=True):
             host.rotate(part, part.out or (), portable.for_kernel(call, part.angles[0]))
         return outs
-
-    def specialize(
-        self, call: Call, signature: CallSignature, results: tuple[np.ndarray, ...]
-    ) -> host.NumpyLaunch | None:
-        arrays, strides = call.arrays, [y.strides for y in results]
-        rows, weights = signature.angle_inputs, signature.weights
-        if arrays[0].dtype != arrays[-1].dtype or not all(row.flags.aligned for row in rows):
-            return None
-        if not all(map(host.is_readable, (*arrays, *results, *weights))):
-            return None
-        contiguous = [np.empty(x.shape, x.dtype).strides for x in arrays] == strides
-        allocates = contiguous or [np.empty_like(x).strides for x in arrays] == strides
-        if call.out is None and not allocates:
-            return None
-        source: host.Angles = call.angles[0]  # type: ignore[assignment]  # of no other kind
-        return host.NumpyLaunch(host.make_rotate(source, call.spec), contiguous)
 
 
 class Chunked(Path):

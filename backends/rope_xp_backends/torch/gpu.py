@@ -15,7 +15,6 @@ from rope_xp._core.caches import cached, pin
 from rope_xp._core.call import Call
 from rope_xp._core.memory import StridedLayout, alignment
 from rope_xp._core.tables import DigitTables
-from rope_xp._dispatch.call_cache import CallSignature
 from rope_xp._dispatch.kernels import Kernels, decline_norm
 from rope_xp_backends.gpu.triton_plan import (
     LARGEST_ROW,
@@ -27,7 +26,8 @@ from rope_xp_backends.gpu.triton_plan import (
 
 from . import private
 from .library import NAMES, Tensors
-from .op_args import OpArgs, OpNorm, allocate_result, bump_versions
+from .op_args import OpArgs, OpNorm
+from .results import allocate_result, bump_versions
 
 DEVICES = {"cuda"}
 """Device types with this kernel. ROCm's is called cuda too."""
@@ -85,10 +85,15 @@ class TritonLaunch:
     components: bool
     """Whether the kernel reads which position component each frequency takes."""
 
-    def __call__(self, signature: CallSignature, tables: DigitTables | None) -> Tensors | None:
-        _, arrays, weights, rows, out = signature
-        if not is_current(arrays[0]):
-            return None
+    def __call__(
+        self,
+        arrays: Tensors,
+        weights: Tensors,
+        rows: Tensors,
+        out: Tensors | None,
+        tables: DigitTables | None,
+    ) -> Tensors:
+        """Launch it on tensors that lie like those of the plan, on the current device."""
         results = tuple([allocate_result(x) for x in arrays]) if out is None else out
         # The kernel reads nothing from an absent tensor, but wants an address.
         if tables is None:
@@ -121,7 +126,7 @@ def rotate_on_gpu(
         for launch, part_arrays, part_out, part_args in launches:
             tables = DigitTables(*part_args.tables) if part_args.is_lookup else None
             rows, weights = part_args.angle_inputs, norm.weights if norm else ()
-            launch(CallSignature(None, part_arrays, weights, rows, part_out), tables)
+            launch(part_arrays, weights, rows, part_out, tables)
     return results
 
 

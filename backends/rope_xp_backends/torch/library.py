@@ -1,25 +1,23 @@
 """The glue of torch: signatures of eager calls, tensors, their memory, in-place writes."""
 
 from collections.abc import Callable, Hashable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
 
-from rope_xp._arguments.positions import read_rows
-from rope_xp._core.call import LIMIT, UNKNOWN, PositionRange
+from rope_xp._core.call import LIMIT
 from rope_xp._core.dtypes import FLOATS, INTEGERS
-from rope_xp._core.memory import ACCESS, Memory
+from rope_xp._core.memory import Memory
 from rope_xp._core.tables import DigitTables, TableKey
 from rope_xp._dispatch.backend import Backend, put_tables
 
-from . import private, tables
+from . import entry, private, tables
 
 NAMES = {getattr(torch, name): name for name in (*FLOATS, *INTEGERS)}
 Tensors: TypeAlias = tuple[torch.Tensor, ...]
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 """Tensor classes without behaviour of their own."""
-_INTEGERS = (torch.int64, torch.int32)
 
 
 def is_plain(x: torch.Tensor) -> bool:
@@ -46,34 +44,18 @@ class Torch(Backend):
 
     assigns_by_index = True
 
-    def describe_call(
-        self, operands: Tensors, positions: Any, tables: Any, *, writes: bool
-    ) -> tuple[Hashable, Tensors] | None:
-        if private.is_observed():
+    def describe_caches(self, arrays: Tensors) -> Hashable:
+        if private.is_observed() or not all(map(is_plain, arrays)):
             return None
-        key, x = _describe_operands(operands, writes), operands[0]
-        if tables is None:
-            angles = _read_positions(positions, operands)
-        else:
-            angles = (tables, None) if _can_read_tables(tables, x) else None
-        if key is None or angles is None:
-            return None
-        angle_inputs, position_range = angles
-        key.append(position_range)
-        for row in angle_inputs:
-            key += row.dtype, row.shape, row.stride()
-        device = x.device
-        if device.type != "cpu":
-            if private.is_capturing(device):
-                return None  # the slow path pins what a graph will read
-            pointers = [x.data_ptr() for x in operands + angle_inputs]
-            if 0 in pointers:
-                return None  # a functional tensor looks plain, and has no memory
-            # Kernels are compiled for alignments, and tables must know all streams that read them.
-            key += [pointer % ACCESS for pointer in pointers]
-            key.append(private.current_stream(device))
-        return tuple(key), angle_inputs
+        recorded, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        for x in arrays:
+            if (recorded and x.requires_grad) or (x.is_inference() and not inference):
+                return None
+        return tuple([(x.dtype, x.device, x.shape, x.stride()) for x in arrays])
 
+    rotate_by_rope = staticmethod(entry.rotate_by_rope)
+    rotate_by_tables = staticmethod(entry.rotate_by_tables)
+    look_up_angles = staticmethod(entry.look_up_angles)
     is_compiling = staticmethod(torch.compiler.is_compiling)
 
     def asarray_in_trace(self, host: object, device: torch.device) -> torch.Tensor:
@@ -175,9 +157,7 @@ class Torch(Backend):
         return cached
 
     def are_disjoint(self, x: torch.Tensor, y: torch.Tensor) -> bool:
-        """Compare addresses alone; torch has no negative strides."""
-        (start, end), (other_start, other_end) = _byte_range(x), _byte_range(y)
-        return end <= other_start or other_end <= start
+        return lie_apart(x, y)
 
     def memory(self, x: torch.Tensor) -> Memory | None:
         """Only plain tensors on a device have an address."""
@@ -205,62 +185,15 @@ class Torch(Backend):
         out.copy_(result)
 
 
+def lie_apart(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Compare addresses alone; torch has no negative strides."""
+    (start, end), (other_start, other_end) = _byte_range(x), _byte_range(y)
+    return end <= other_start or other_end <= start
+
+
 def _byte_range(x: torch.Tensor) -> tuple[int, int]:
     start = x.data_ptr()
     if x.is_contiguous():
         return start, start + x.nbytes
     last = sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
     return start, start + (last + 1) * x.element_size() if x.numel() else start
-
-
-# --- signatures of eager calls on plain tensors ------------------------------------------------
-
-
-def _describe_operands(operands: Tensors, written: bool) -> list[Hashable] | None:
-    recorded, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-    key: list[Hashable] = []
-    for x in operands:
-        if not is_plain(x):
-            return None
-        needs_grad = recorded and x.requires_grad
-        if written and (needs_grad or (x.is_inference() and not inference)):
-            return None
-        key += x.dtype, x.device, x.shape, x.stride(), needs_grad
-    return key
-
-
-def _can_read_tables(tables: Tensors, x: torch.Tensor) -> bool:
-    """Return whether a kernel reads cos and sin as they are, and autograd records neither."""
-    dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
-    recorded = torch.is_grad_enabled()
-    for row in tables:
-        if not is_plain(row) or row.dtype is not dtype or row.device != x.device:
-            return False
-        if recorded and row.requires_grad:
-            return False
-    return True
-
-
-def _read_positions(
-    positions: Any, operands: Tensors
-) -> tuple[Tensors, PositionRange | None] | None:
-    """Return angle inputs, copied where autograd may save those of a CPU, and their range."""
-    if positions is None:
-        return (), None
-    x, recorded = operands[0], torch.is_grad_enabled() and any(x.requires_grad for x in operands)
-    on_cpu, host = x.device.type == "cpu", positions
-    if type(positions) is torch.Tensor:
-        readable = on_cpu or positions.dtype in _INTEGERS
-        if positions.device != x.device or not is_plain(positions) or not readable:
-            return None
-        if not on_cpu:
-            return (positions,), UNKNOWN
-        host = _read_host(positions)
-    # Host positions of a call on another device are copied there by the slow path.
-    rows = read_rows(host, np.int64, x.dtype is torch.float64) if on_cpu else None
-    if rows is None:
-        return None
-    angle_inputs, position_range = rows
-    is_same = angle_inputs[0] is host and host is not positions and not recorded
-    copies = [torch.from_numpy(row.copy()) for row in angle_inputs if not is_same]
-    return tuple(copies) or (positions,), position_range

@@ -8,7 +8,8 @@ from rope_xp._core.call import NormSpec, RotationSpec
 
 from . import op
 from .library import Tensors
-from .op_args import N_TENSORS, OpArgs, OpNorm, empty_result
+from .op_args import N_TENSORS, OpArgs, OpNorm
+from .results import empty_result
 
 CHUNK = 1 << 18
 """Elements differentiated at once, so that what is computed in between stays in cache."""

@@ -24,8 +24,9 @@ from . import private
 from .cpu import rotate_on_cpu
 from .gpu import rotate_on_gpu
 from .library import Tensors, Torch, is_plain
-from .op_args import N_TENSORS, OpArgs, OpNorm, allocate_result, empty_result
+from .op_args import N_TENSORS, OpArgs, OpNorm
 from .op_checks import check_arguments, check_devices
+from .results import allocate_result, empty_result
 
 # Optional tensors and no lists of them, which the older vmap behind is_grads_batched cannot take.
 # The tables are (low, middle, high), or (cos, sin, None). Positions and their fractional parts are

@@ -1,24 +1,18 @@
 """torch's fast paths: kernels behind one operator, their cached launches, reasons to decline."""
 
-from collections.abc import Callable, Container
-from dataclasses import replace
-from functools import partial
-from typing import Any
+from collections.abc import Container
 
 import torch
 
-from rope_xp._core.call import Call, RelativeAngles, TableLookup, get_interleaved, leaves
+from rope_xp._core.call import Call, get_interleaved, leaves
 from rope_xp._core.path import Path
-from rope_xp._core.tables import DigitTables
-from rope_xp._dispatch.call_cache import CallSignature, Launch, guard_overlap
 from rope_xp._rotation import portable
 from rope_xp_backends.cpu import native
 
 from . import gpu, norm, op, private
-from .cpu import prepare_native_launch, rotate_on_cpu
-from .gpu import TritonLaunch
+from .cpu import rotate_on_cpu
 from .library import PLAIN, Tensors
-from .op_args import N_TENSORS, OpNorm, assemble_op_args, build_op_args, build_op_norm
+from .op_args import build_op_args, build_op_norm
 
 FUSED = {False: 1 << 18, True: 1 << 14}
 """Elements of q and k up to which inductor's code is faster than a graph that calls a kernel, by
@@ -49,13 +43,6 @@ class Triton(Path):
             gpu.KERNELS.load()
         return _call_operator(call, on_gpu=True)
 
-    def specialize(self, call: Call, signature: CallSignature, results: Tensors) -> Any:
-        source = call.angles[0]
-        if isinstance(source, TableLookup) and not portable.is_read_on_gpu(call, source):
-            return None
-        launch = _specialize(call, signature, results, gpu.prepare_triton_launch)
-        return None if launch is None else guard_overlap(launch, call.backend.are_disjoint)
-
 
 class TorchNative(Path):
     """Kernels of the native module, on the tensors' own memory."""
@@ -81,10 +68,6 @@ class TorchNative(Path):
             )
         return _call_operator(call)
 
-    def specialize(self, call: Call, signature: CallSignature, results: Tensors) -> Any:
-        prepare = partial(prepare_native_launch, angle_inputs=signature.angle_inputs)
-        return _specialize(call, signature, results, prepare)
-
 
 def _call_operator(call: Call, *, on_gpu: bool = False) -> Tensors:
     results: Tensors = ()
@@ -100,59 +83,6 @@ def _call_operator(call: Call, *, on_gpu: bool = False) -> Tensors:
         else:
             results += op.apply_op(part.arrays, op_args)
     return call.out or results
-
-
-# --- cached calls --------------------------------------------------------------------------------
-
-
-def _record_launch(launch: Launch, components: bool, plain_args: tuple[Any, ...]) -> Launch:
-    """Return a launch that autograd records. Positions may have a leading axis of components."""
-
-    def run_recorded(signature: CallSignature, tables: DigitTables | None) -> Tensors | None:
-        arrays, angle_inputs = signature.arrays, signature.angle_inputs
-        if isinstance(launch, TritonLaunch) and not gpu.is_current(arrays[0]):
-            return None
-
-        def run(xs: Tensors) -> Tensors:
-            return launch(signature._replace(arrays=xs), tables)  # type: ignore[return-value]  # not None here
-
-        saved = angle_inputs
-        if tables is not None:
-            if arrays[0].device.type != "cpu":  # a signature has copies of those on a CPU
-                saved = tuple([row.clone() for row in angle_inputs])
-            if components:
-                saved = tuple([row.movedim(0, -1) for row in saved])
-        build_args = partial(assemble_op_args, components, plain_args, tables)
-        return tuple(op.EagerRotate.apply(run, saved, build_args, *arrays))
-
-    return run_recorded
-
-
-def _specialize(
-    call: Call, signature: CallSignature, results: Tensors, prepare: Callable[..., Launch | None]
-) -> Launch | None:
-    """Return the launch of a signature, None where its calls take more than one launch."""
-    arrays, source, angle_inputs = call.arrays, call.angles[0], signature.angle_inputs
-    if isinstance(source, RelativeAngles) or arrays[0].dtype != arrays[-1].dtype:
-        return None
-    if any(x.stride(-1) != 1 for x in (*arrays, *results, *signature.weights)):
-        return None
-    components = isinstance(source, TableLookup) and bool(angle_inputs) and source.components > 0
-    if isinstance(source, TableLookup):
-        if angle_inputs and angle_inputs[0].ndim == components:
-            return None  # components of a single token, without an axis for it
-        whole, part = (*angle_inputs, None, None)[:2]
-        source = replace(source, whole=whole, part=part)
-    recorded, operands = torch.is_grad_enabled(), (*arrays, *signature.weights)
-    needs_grad = {recorded and x.requires_grad for x in operands}
-    if len(needs_grad) > 1 or (call.spec.norm is not None and True in needs_grad):
-        return None
-    op_args = build_op_args(source, call.spec)
-    op_norm = call.spec.norm and OpNorm(call.spec.norm, signature.weights)
-    launch = prepare(results, arrays, op_args, op_norm)
-    if launch is None or needs_grad == {False}:
-        return launch
-    return _record_launch(launch, components, op_args[N_TENSORS:])
 
 
 # --- reasons to decline --------------------------------------------------------------------------

@@ -119,6 +119,17 @@ def is_observed() -> bool:
     )
 
 
+OBSERVERS = (
+    _function_modes,
+    _transforms_active,
+    _dispatch_modes,
+    _tracing_state,
+    _is_profiled,
+    is_observed,
+)
+"""What the native entry asks in place of :func:`is_observed`, and that where modes are active."""
+
+
 def is_exporting() -> bool:
     """Return whether torch.export traces the call, or may do so.
 

@@ -9,11 +9,11 @@ import weakref
 import numpy as np
 import pytest
 from support.torch_op import noting
+from support.ways import decline_all
 
 import rope_xp
 from rope_xp import RoPE
 from rope_xp._core import caches
-from rope_xp._dispatch import call_cache
 
 torch = pytest.importorskip("torch")
 
@@ -55,20 +55,13 @@ NAMES = re.findall(r"^(\w+)(?::.*)? = _resolve\(", inspect.getsource(private), r
 BASES = itertools.count(30_000)  # of no rope whose tables are cached
 
 
-@pytest.fixture
-def _no_cached_calls():
-    call_cache.CALLS.cache_clear()
-    yield
-    call_cache.CALLS.cache_clear()
-
-
-@pytest.mark.usefixtures("_no_cached_calls")
 @pytest.mark.parametrize(
     "missing", [[name] for name in NAMES] + [NAMES], ids=lambda names: names[0]
 )
 def test_calls_and_derivatives_are_right_where_torch_lacks_a_private_name(missing, monkeypatch):
     for name in missing:
         monkeypatch.setattr(private, name, None)
+    decline_all(monkeypatch)  # the entry is told of such names at import
     rope = RoPE(base=float(next(BASES)))
     x = torch.randn(2, 3, 2, 8)
     turned = torch.from_numpy(rope.rotate(x.numpy()))

@@ -1,10 +1,11 @@
 """What makes calls take the kernel for GPUs, and variants of it that they would launch."""
 
+import sys
+
 import pytest
 from rope_xp_backends.gpu import triton_plan
 
 import rope_xp
-from rope_xp._dispatch import call_cache
 from rope_xp._dispatch.kernels import Kernels
 
 
@@ -13,7 +14,9 @@ def _no_plans():
     """Forget plans and cached calls, made before a constant or function was replaced."""
     for pause in (True, False):
         triton_plan.plan_launch.cache_clear()
-        call_cache.CALLS.cache_clear()
+        calls = sys.modules.get("rope_xp_backends.torch.gpu_calls")
+        if calls is not None:
+            calls.CALLS.cache_clear()
         if pause:
             yield
 
@@ -34,12 +37,14 @@ def _offsets(request, monkeypatch):
 @pytest.fixture
 def compile_by(monkeypatch):
     """Set the function from a kernel's key to its launch, for calls with tensors of the CPU."""
-    from rope_xp_backends.torch import gpu, op  # they need torch
+    from rope_xp_backends.torch import entry, gpu, op  # they need torch
 
     def replace(compile_kernel):
         monkeypatch.setattr(gpu, "KERNELS", Kernels("triton", lambda: compile_kernel))
         monkeypatch.setitem(op.RUNS, "cpu", gpu.rotate_on_gpu)
         monkeypatch.setattr(gpu, "DEVICES", {"cpu"})
+        for name in ("rotate_by_rope", "rotate_by_tables"):  # which take tensors of the CPU first
+            monkeypatch.setattr(entry, f"native_{name}", lambda *_: None)
 
     return replace
 

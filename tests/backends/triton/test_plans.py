@@ -129,3 +129,37 @@ def test_the_driver_gets_the_planned_grid_and_arguments(tmp_path):
             assert len(launch["given"]) == (32 if call["name"] == "norm" else 28)
             assert set(launch["added"]) <= {0}
             assert launch["wide"] == (call["name"] == "more than 2**31 elements")
+
+
+def test_calls_like_earlier_ones_are_launched_without_a_plan(compile_by, monkeypatch):
+    """New, in place, with gradients, by tables; and any that may be an error is planned again."""
+    launched = []
+    compile_by(lambda _: lambda *_: launched.append(1))
+    # Of 32 bits, as those of 64 on a CPU are narrowed before they are planned.
+    position = torch.tensor([5], dtype=torch.int32)
+    q, k = torch.ones(1, 1, 4, 8), torch.ones(1, 1, 2, 8)
+    weight, leaf = torch.ones(8), torch.ones(1, 1, 4, 8, requires_grad=True)
+    rope, angles = RoPE(layout="half"), RoPE().at(position, like=q)
+    norm = rope_xp.QKNorm(weight, weight)
+    calls = (
+        lambda: rope.apply(q, k, position),
+        lambda: rope.apply(q, k),
+        lambda: rope.apply(q, k, position, out=(q, k), norm=norm),
+        lambda: rope.rotate(leaf),
+        lambda: angles.apply(q, k),
+        lambda: angles.unrotate(q),
+        lambda: rope_xp.apply_tables(q, angles.cos, angles.sin, out=q),
+    )
+    for call in calls:
+        call()
+    assert len(launched) == len(calls)
+    with monkeypatch.context() as patch:
+        patch.setattr(gpu, "plan_launch", lambda *_: pytest.fail("it was planned again"))
+        for call in calls:
+            call()
+        assert rope.rotate(leaf).requires_grad
+        with pytest.raises(pytest.fail.Exception):
+            rope.apply(q.double(), k.double(), position)
+    assert len(launched) == 2 * len(calls) + 1
+    with pytest.raises(RopeError, match="overlap"):
+        rope.apply(q, q[:, :, :2], position, out=(q, q[:, :, :2]))

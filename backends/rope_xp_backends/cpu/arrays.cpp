@@ -1,0 +1,246 @@
+// Reads arrays by the fields of ndarray and by DLPack, or by a function of Python.
+#include "arrays.h"
+
+#include <string.h>
+
+bool fail(const char* message) {
+  PyErr_SetString(PyExc_ValueError, message);
+  return false;
+}
+
+bool is_empty(const Array& x) {
+  for (int i = 0; i < x.ndim; i++)
+    if (x.shape[i] == 0) return true;
+  return false;
+}
+
+I count_elements(const Array& x) {
+  I n = 1;
+  for (int i = 0; i < x.ndim; i++) n *= x.shape[i];
+  return n;
+}
+
+bool is_contiguous(const Array& x) {
+  I step = SIZES[x.dtype];
+  for (int i = x.ndim - 1; i >= 0; step *= x.shape[i--])
+    if (x.shape[i] != 1 && x.strides[i] != step) return false;
+  return true;
+}
+
+namespace {
+
+Extent measure(const Array& x, I below) {  // axes with strides below a number
+  Extent e = {0, SIZES[x.dtype]};
+  for (int i = 0; i < x.ndim; i++) {
+    I step = x.strides[i], last = (x.shape[i] - 1) * step;
+    if ((step < 0 ? -step : step) >= below) continue;
+    if (last < 0) e.start += last;
+    else e.end += last;
+  }
+  return e;
+}
+
+// The fields of an ndarray, as numpy's headers declare them for ABI 2.
+struct NumpyArray {
+  PyObject head;
+  char* data;
+  int nd;
+  Py_ssize_t *dimensions, *strides;
+  PyObject *base, *descr;
+  int flags;
+};
+
+// DLPack's tensor, and the table of functions by which torch fills one: dlpack.h, version 1.
+struct DLTensor {
+  void* data;
+  int32_t device_type, device_id, ndim;
+  uint8_t code, bits;
+  uint16_t lanes;
+  int64_t *shape, *strides;
+  uint64_t byte_offset;
+};
+struct DLExchange {
+  uint32_t major, minor;
+  void *previous, *allocate, *from_object, *to_object;
+  int (*view)(void* object, DLTensor* tensor);
+};
+
+PyObject *numpy_type, *numpy_dtypes[NO_DTYPE];  // null: arrays are read by `describe`
+PyObject* torch_types[2];
+const DLExchange* torch_exchange;
+
+const int ALIGNED = 0x100, WRITEABLE = 0x400;  // of numpy's flags
+
+void read_numpy(const NumpyArray* a, Array& x) {
+  x.data = a->data, x.ndim = a->nd, x.dtype = NO_DTYPE, x.writeable = a->flags & WRITEABLE;
+  for (int i = 0; i < NO_DTYPE; i++)
+    if (a->descr == numpy_dtypes[i]) x.dtype = (Dtype)i;
+  for (int i = 0; i < x.ndim && i < MAX_DIMS; i++)
+    x.shape[i] = a->dimensions[i], x.strides[i] = a->strides[i];
+}
+
+bool read_torch(PyObject* object, Array& x) {
+  DLTensor t;
+  if (torch_exchange->view(object, &t)) {
+    PyErr_Clear();
+    return false;
+  }
+  x.data = (char*)t.data + t.byte_offset, x.ndim = t.ndim, x.dtype = NO_DTYPE, x.writeable = true;
+  if (t.device_type != 1) return false;
+  if (t.code == 2)
+    x.dtype = t.bits == 16 ? FLOAT16 : t.bits == 32 ? FLOAT32 : t.bits == 64 ? FLOAT64 : NO_DTYPE;
+  if (t.code == 4 && t.bits == 16) x.dtype = BFLOAT16;
+  if (t.code == 0) x.dtype = t.bits == 32 ? INT32 : t.bits == 64 ? INT64 : NO_DTYPE;
+  for (int i = 0; i < x.ndim && i < MAX_DIMS; i++)
+    x.shape[i] = t.shape[i], x.strides[i] = t.strides[i] * (t.bits / 8);
+  return true;
+}
+
+}  // namespace
+
+Library find_library(PyObject* object) {
+  PyObject* type = (PyObject*)Py_TYPE(object);
+  if (type == numpy_type) return NUMPY;
+  return torch_exchange && (type == torch_types[0] || type == torch_types[1]) ? TORCH : OTHER;
+}
+
+bool read_fields(PyObject* object, Library library, Array& x) {
+  if (library == NUMPY) {
+    read_numpy((const NumpyArray*)object, x);
+    if (!(((const NumpyArray*)object)->flags & ALIGNED)) return false;
+  } else if (library == OTHER || !read_torch(object, x)) {
+    return false;
+  }
+  if (x.dtype == NO_DTYPE || x.ndim > MAX_DIMS) return false;
+  x.extent = measure(x, INT64_MAX);
+  return true;
+}
+
+bool read_ints(PyObject* sequence, I* to, int most, int* count) {
+  Ref items(PySequence_Tuple(sequence));
+  if (!items.object) return false;
+  *count = (int)PyTuple_Size(items);
+  for (int i = 0; i < *count && i < most; i++) to[i] = PyLong_AsLongLong(PyTuple_GetItem(items, i));
+  return !PyErr_Occurred();
+}
+
+bool read_array(PyObject* object, PyObject* describe, Array& x, bool& absent) {
+  if (!read_fields(object, find_library(object), x)) {
+    Ref fields(PyObject_CallFunctionObjArgs(describe, object, nullptr));
+    if (!fields.object) return false;
+    long long address, dtype;
+    PyObject *shape, *strides;
+    if (!PyArg_ParseTuple(fields, "LLOO", &address, &dtype, &shape, &strides)) return false;
+    int ndim = 0;
+    x.data = (char*)(intptr_t)address,
+    x.dtype = dtype < 0 || dtype > NO_DTYPE ? NO_DTYPE : (Dtype)dtype;
+    if (!read_ints(shape, x.shape, MAX_DIMS, &x.ndim) ||
+        !read_ints(strides, x.strides, MAX_DIMS, &ndim))
+      return false;
+    if (ndim != x.ndim) x.dtype = NO_DTYPE;
+    if (x.dtype == NO_DTYPE || x.ndim > MAX_DIMS)
+      return fail("an array has a dtype or axes that kernels do not read");
+    x.writeable = true, x.extent = measure(x, INT64_MAX);
+  }
+  absent = absent || (!x.data && !is_empty(x));
+  return true;
+}
+
+// --- overlap -------------------------------------------------------------------------------------
+
+static I floor_mod(I a, I b) { return (a % b + b) % b; }
+
+bool are_disjoint(const Array& x, const Array& y) {
+  if (is_empty(x) || is_empty(y)) return true;
+  const I distance = y.data - x.data;
+  Extent a = x.extent, b = y.extent;
+  if (a.end <= distance + b.start || distance + b.end <= a.start) return true;
+  const Array* both[] = {&x, &y};
+  for (const Array* z : both)
+    for (int i = 0; i < z->ndim; i++) {
+      const I period = z->strides[i] < 0 ? -z->strides[i] : z->strides[i];
+      bool divides = period > 0 && z->shape[i] > 1;
+      for (const Array* w : both)
+        for (int j = 0; j < w->ndim && divides; j++) {
+          I step = w->strides[j] < 0 ? -w->strides[j] : w->strides[j];
+          divides = w->shape[j] <= 1 || step < period || step % period == 0;
+        }
+      if (!divides) continue;
+      a = measure(x, period), b = measure(y, period);
+      const I gap =
+          floor_mod(distance + b.start - a.start, period);  // from the start of x to that of y
+      if (gap >= a.end - a.start && gap + (b.end - b.start) <= period) return true;
+    }
+  return false;
+}
+
+bool may_overlap_itself(const Array& x) {
+  I steps[MAX_DIMS], lengths[MAX_DIMS];  // of axes, the closest elements first
+  int n = 0;
+  for (int i = 0; i < x.ndim; i++) {
+    if (x.shape[i] <= 1) continue;
+    const I step = x.strides[i] < 0 ? -x.strides[i] : x.strides[i];
+    int j = n++;
+    for (; j > 0 && steps[j - 1] > step; j--) steps[j] = steps[j - 1], lengths[j] = lengths[j - 1];
+    steps[j] = step, lengths[j] = x.shape[i];
+  }
+  I below = SIZES[x.dtype];  // bytes that axes of smaller steps span
+  for (int i = 0; i < n; below += steps[i] * (lengths[i] - 1), i++)
+    if (steps[i] < below) return true;
+  return false;
+}
+
+// --- set up --------------------------------------------------------------------------------------
+// set_up_numpy(ndarray, dtypes, probes): reads arrays by their fields from now on, if these agree
+// with the attributes of probes, (array, address, number of dtype, shape, strides, flags). Returns
+// whether they do.
+PyObject* set_up_numpy(PyObject*, PyObject* args) {
+  PyObject *type, *dtypes, *probes;
+  if (!PyArg_ParseTuple(args, "OO!O!", &type, &PyTuple_Type, &dtypes, &PyTuple_Type, &probes))
+    return nullptr;
+  if (PyTuple_Size(dtypes) != NO_DTYPE)
+    return fail("set_up_numpy takes a dtype or None for each number"), nullptr;
+  for (int i = 0; i < NO_DTYPE; i++) {
+    Py_XDECREF(numpy_dtypes[i]);
+    numpy_dtypes[i] =
+        PyTuple_GetItem(dtypes, i) == Py_None ? nullptr : Py_NewRef(PyTuple_GetItem(dtypes, i));
+  }
+  for (Py_ssize_t i = 0; i < PyTuple_Size(probes); i++) {
+    PyObject *array, *shape, *strides;
+    long long address, dtype;
+    int flags;
+    if (!PyArg_ParseTuple(PyTuple_GetItem(probes, i), "OLLOOi", &array, &address, &dtype, &shape,
+                          &strides, &flags))
+      return nullptr;
+    Array x, y;
+    int ndim;
+    if (!read_ints(shape, y.shape, MAX_DIMS, &y.ndim) ||
+        !read_ints(strides, y.strides, MAX_DIMS, &ndim))
+      return nullptr;
+    const NumpyArray* a = (const NumpyArray*)array;
+    bool same = (PyObject*)Py_TYPE(array) == type && a->nd == y.ndim && a->flags == flags &&
+                a->data == (char*)(intptr_t)address;
+    if (!same) Py_RETURN_FALSE;
+    read_numpy(a, x);
+    for (int j = 0; j < ndim; j++)
+      same = same && x.shape[j] == y.shape[j] && x.strides[j] == y.strides[j];
+    if (!same || x.dtype != dtype) Py_RETURN_FALSE;
+  }
+  Py_XDECREF(numpy_type);
+  numpy_type = Py_NewRef(type);
+  Py_RETURN_TRUE;
+}
+
+// set_up_torch(Tensor, Parameter, capsule): reads tensors by DLPack's functions from now on.
+PyObject* set_up_torch(PyObject*, PyObject* args) {
+  PyObject *tensor, *parameter, *capsule;
+  if (!PyArg_ParseTuple(args, "OOO", &tensor, &parameter, &capsule)) return nullptr;
+  const DLExchange* exchange =
+      (const DLExchange*)PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+  if (!exchange) return nullptr;
+  if (exchange->major != 1 || !exchange->view) Py_RETURN_FALSE;
+  torch_exchange = exchange;
+  Py_XDECREF(torch_types[0]), Py_XDECREF(torch_types[1]);
+  torch_types[0] = Py_NewRef(tensor), torch_types[1] = Py_NewRef(parameter);
+  Py_RETURN_TRUE;
+}

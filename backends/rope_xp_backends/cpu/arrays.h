@@ -1,0 +1,64 @@
+// Arrays of numpy and torch as kernels see them: where they lie, and whether they overlap.
+#pragma once
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030B0000
+#include <Python.h>
+
+#include "rotate.h"
+
+// A reference to an object, dropped at the end of its scope.
+struct Ref {
+  PyObject* object;
+  explicit Ref(PyObject* o = nullptr) : object(o) {}
+  ~Ref() { Py_XDECREF(object); }
+  Ref(const Ref&) = delete;
+  Ref& operator=(const Ref&) = delete;
+  operator PyObject*() const { return object; }
+};
+
+struct Extent {
+  I start, end;  // bytes around an address
+};
+
+struct Array {
+  char* data;
+  Extent extent;
+  Dtype dtype;
+  int ndim;
+  bool writeable;
+  I shape[MAX_DIMS], strides[MAX_DIMS];  // strides in bytes
+};
+
+const int SIZES[] = {2, 2, 4, 8, 4, 8, 0};
+
+inline bool is_float(Dtype dtype) { return dtype <= FLOAT64; }
+bool is_empty(const Array& x);
+bool is_contiguous(const Array& x);
+I count_elements(const Array& x);
+
+enum Library { OTHER, NUMPY, TORCH };
+
+// The library of an object whose class is exactly that of its arrays.
+Library find_library(PyObject* object);
+
+// Reads an aligned array by its fields. Returns false, without an error, where it cannot.
+bool read_fields(PyObject* object, Library library, Array& x);
+
+// Reads an array by its fields, or another by describe(x): its address, the number of its dtype,
+// its shape and its strides in bytes. Sets an error and returns false if it does not fit. An array
+// without memory, such as a functional tensor, is `absent`.
+bool read_array(PyObject* object, PyObject* describe, Array& x, bool& absent);
+
+bool read_ints(PyObject* sequence, I* to, int most, int* count);
+
+// Whether two arrays have no byte in common, as far as that is easy to see: they lie apart, or in
+// each period of a stride, as slices of one projection do.
+bool are_disjoint(const Array& x, const Array& y);
+
+// Whether elements of an array may share memory.
+bool may_overlap_itself(const Array& x);
+
+bool fail(const char* message);  // sets a ValueError, and returns false
+
+PyObject* set_up_numpy(PyObject*, PyObject* args);
+PyObject* set_up_torch(PyObject*, PyObject* args);

@@ -1,0 +1,68 @@
+// A rotation of arrays that are read: its checks, its job, and its threads.
+#pragma once
+#include "arrays.h"
+
+struct Axes {
+  I batch_tokens[MAX_DIMS];  // batch, then tokens
+  int count;
+  I heads;  // -1 for none
+};
+
+struct Call {
+  Job job;
+  Axes axes;
+  Array x[2], y[2], weight[2], angle[2], offsets;  // a weight without axes is none
+  int arrays, weights, angles;
+  bool has_offsets;
+};
+
+// Digit tables, with a reference to what they lie in. Whoever keeps a pointer to them counts in
+// `keepers`. They are evicted with the capsule that owns them: then `owner` is null.
+struct Tables {
+  PyObject* owner;
+  I keepers;
+  Dtype dtype;
+  I pairs, components;  // components: of positions, 0 without an axis of them
+  bool takes_fractions;
+  const void *low, *middle, *high, *frequencies;  // frequencies may be null
+  const int32_t* component;                       // null where positions have one component
+};
+
+Tables* get_tables(PyObject* capsule);  // null and an error for another object
+void drop(Tables* tables);              // one keeper less
+
+// The checks of a call, in this order. They set an error and return false.
+bool place_operands(Call& call);
+bool read_angles(Call& call, int columns);
+bool place_tables(Call& call, const Tables* tables, bool has_components);
+bool place_offsets(Call& call);
+
+// Whether no result overlaps anything else that is read or written. A result may be in place.
+bool are_results_apart(const Array* y, const Array* x, const bool* in_place, int arrays,
+                       const Array* const others[], int count);
+
+void collapse(Call& call);                      // the axes of a checked call
+bool exceeds_limit(const Call& call);           // whether any position is out of range
+bool run(Call& call, PyObject* limit_threads);  // false and an error if it cannot
+
+enum {
+  RELEASE_BYTES,
+  THREAD_ELEMENTS,
+  LARGE_BYTES,
+  ANGLE_BYTES,
+  FAR_BYTES,
+  FAR_ANGLE_BYTES,
+  THRESHOLDS
+};
+I find_threshold(int i);
+const Kernels* find_kernels();  // of the instruction set in use
+
+PyObject* read_tables(PyObject*, PyObject* args);
+PyObject* rotate(PyObject*, PyObject* const* args, Py_ssize_t count);
+// entry.cpp
+bool intern_names();
+PyObject* rotate_by_rope(PyObject*, PyObject* const* args, Py_ssize_t count);
+PyObject* rotate_by_tables(PyObject*, PyObject* const* args, Py_ssize_t count);
+PyObject* look_up_angles(PyObject*, PyObject* const* args, Py_ssize_t count);
+PyObject* set_up_calls(PyObject*, PyObject* args);
+PyObject* set_up_library(PyObject*, PyObject* args);

@@ -1,0 +1,683 @@
+// The entry: a call as users write it, checked and run at once. Whatever is unusual, or may be
+// wrong, is left to the general way in Python, before anything is written: these functions return
+// None.
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "call.h"
+
+namespace {
+
+// What a call asks for, as rope_xp/_dispatch/how.py has it.
+enum { ONE = 1, INVERSE = 2, TRANSPOSED = 4, RECORDED = 8, GIVEN_COLUMNS = 16, CHECK_COLUMNS = 32 };
+
+// Functions of an array library. Those of torch say what sees or changes operations on tensors.
+enum {
+  EMPTY_LIKE,
+  EMPTY,
+  LIMIT_THREADS,
+  ALLOCATE_LARGE,
+  FUNCTION_MODES,
+  TRANSFORMS,
+  DISPATCH_MODES,
+  TRACING_STATE,
+  IS_PROFILED,
+  IS_OBSERVED,
+  IS_GRAD_ENABLED,
+  IS_INFERENCE_ENABLED,
+  IS_NEGATED,
+  INCREMENT_VERSIONS,
+  FORWARD_MODE,
+  FUNCTIONS
+};
+PyObject* functions[3][FUNCTIONS];
+PyObject *norm_type, *choice, *path_name, *find_tables;
+PyObject *handles_name, *name_name, *level_name, *version_name, *requires_grad_name, *q_weight_name,
+    *k_weight_name, *eps_name, *offset_name, *round_name;
+
+const I HUGE_BYTES = I(1) << 22;  // of results that torch would not map in huge pages
+const double MIN_EPS = 0x1p-126;
+
+// Whether an object, whose reference goes, is true. An error goes too, and counts as `otherwise`.
+bool is_true(PyObject* object, bool otherwise) {
+  if (object == Py_True || object == Py_False) {
+    Py_DECREF(object);
+    return object == Py_True;
+  }
+  const int truth = object ? PyObject_IsTrue(object) : -1;
+  Py_XDECREF(object);
+  if (truth < 0) PyErr_Clear();
+  return truth < 0 ? otherwise : truth;
+}
+
+PyObject* ask(Library library, int function) {
+  return PyObject_CallNoArgs(functions[library][function]);
+}
+bool asks_true(PyObject* x, int function) {
+  return is_true(PyObject_CallFunctionObjArgs(functions[TORCH][function], x, nullptr), true);
+}
+
+// Whether a mode, transform, tracer or profiler sees operations on tensors.
+bool is_observed() {
+  if (is_true(ask(TORCH, FUNCTION_MODES), true)) return is_true(ask(TORCH, IS_OBSERVED), true);
+  Ref state(ask(TORCH, TRACING_STATE));
+  Ref level(PyObject_GetAttr(functions[TORCH][FORWARD_MODE], level_name));
+  const long number = level.object ? PyLong_AsLong(level) : 0;
+  if (PyErr_Occurred()) PyErr_Clear();
+  return state != Py_None || number >= 0 || is_true(ask(TORCH, TRANSFORMS), true) ||
+         is_true(ask(TORCH, DISPATCH_MODES), true) || is_true(ask(TORCH, IS_PROFILED), true);
+}
+
+bool read_float(PyObject* object, double& to) {
+  if (Py_TYPE(object) != &PyFloat_Type) return false;
+  to = PyFloat_AsDouble(object);
+  return true;
+}
+
+struct Variant {  // of a rope, for heads of some length
+  I head_dim;
+  bool inverse, wide, interleaved_in, interleaved_out;
+  I offset, pairs;
+  Tables* tables;
+};
+struct Handles {
+  int count;
+  Variant variants[8];
+};
+const char HANDLES_NAME[] = "rope_xp.handles";
+
+void free_handles(PyObject* capsule) {
+  Handles* handles = (Handles*)PyCapsule_GetPointer(capsule, HANDLES_NAME);
+  for (int i = 0; i < handles->count; i++) drop(handles->variants[i].tables);
+  free(handles);
+}
+
+struct Entry {
+  Library library;
+  bool records;  // whether autograd records operations on tensors
+  int how, arrays;
+  PyObject *objects[2], *outs[2];
+  bool in_place[2];
+  Call call[2];  // the second for k with positions of its own
+  int calls;
+  Array x[2], y[2], angle[4];
+  int angles;
+  // Memory for positions that are no arrays, or not of integers: of a few, or else allocated.
+  I few[2][64];
+  char* buffers[2];
+  Entry() : buffers{nullptr, nullptr} {}
+  ~Entry() { free(buffers[0]), free(buffers[1]); }
+};
+
+// --- what a call is given ------------------------------------------------------------------------
+
+// Reads an array, of which no gradient is recorded.
+bool read(const Entry& e, PyObject* object, Library library, Array& x) {
+  if (library == OTHER || !read_fields(object, library, x) || !(x.data || is_empty(x)))
+    return false;
+  if (library == NUMPY) return true;
+  if (asks_true(object, IS_NEGATED)) return false;
+  return !e.records || !is_true(PyObject_GetAttr(object, requires_grad_name), true);
+}
+
+bool name_axes(PyObject* names, int ndim, Axes& axes) {
+  axes.count = 0, axes.heads = -1;
+  if (ndim < 2 || ndim > 12) return false;
+  if (names == Py_None) {
+    for (int i = 0; i < ndim - 1 - (ndim > 2); i++) axes.batch_tokens[axes.count++] = i;
+    if (ndim > 2) axes.heads = ndim - 2;
+    return true;
+  }
+  Py_ssize_t size;
+  const char* letters = PyUnicode_Check(names) ? PyUnicode_AsUTF8AndSize(names, &size) : nullptr;
+  if (!letters || size != ndim || letters[ndim - 1] != 'd') return false;
+  uint32_t found = 0;
+  int tokens = -1;
+  for (int i = 0; i < ndim; i++) {
+    const char c = letters[i];
+    if (c < 'a' || c > 'z' || found >> (c - 'a') & 1) return false;
+    found |= 1u << (c - 'a');
+    if (c == 's') tokens = i;
+    else if (c == 'h') axes.heads = i;
+    else if (c != 'd') axes.batch_tokens[axes.count++] = i;
+  }
+  axes.batch_tokens[axes.count++] = tokens;
+  return tokens >= 0;
+}
+
+// Whether q and k differ only where they may.
+bool is_pair(const Array& q, const Array& k, const Axes& axes, bool own_tokens) {
+  if (k.ndim != q.ndim || k.dtype != q.dtype) return false;
+  for (int i = 0; i < q.ndim; i++)
+    if (q.shape[i] != k.shape[i] && i != axes.heads &&
+        !(own_tokens && i == axes.batch_tokens[axes.count - 1]))
+      return false;
+  return true;
+}
+
+// Whether calls on arrays like x are taken, as nothing sees or changes what happens to them.
+bool takes(Entry& e, PyObject* x) {
+  e.library = find_library(x), e.arrays = e.how & ONE ? 1 : 2, e.angles = 0, e.calls = 1;
+  e.records = false;
+  if (e.library == OTHER || !functions[e.library][EMPTY_LIKE]) return false;
+  if (choice) {
+    Ref name(PyObject_GetAttr(choice, name_name));
+    if (!name.object || (name != Py_None && PyObject_RichCompareBool(name, path_name, Py_EQ) != 1))
+      return false;
+  }
+  if (e.library == TORCH) {
+    if (is_observed()) return false;
+    e.records = !(e.how & RECORDED) && is_true(ask(TORCH, IS_GRAD_ENABLED), true);
+  }
+  return true;
+}
+
+// Reads q and k, and the results that are given.
+bool read_arrays(Entry& e, PyObject* q, PyObject* k, PyObject* names, PyObject* out,
+                 bool own_tokens) {
+  if (!takes(e, q)) return false;
+  e.objects[0] = q, e.objects[1] = k;
+  for (int i = 0; i < e.arrays; i++)
+    if (find_library(e.objects[i]) != e.library || !read(e, e.objects[i], e.library, e.x[i]) ||
+        !is_float(e.x[i].dtype) || is_empty(e.x[i]))
+      return false;
+  Axes& axes = e.call[0].axes;
+  if (!name_axes(names, e.x[0].ndim, axes)) return false;
+  if (e.arrays > 1 && !is_pair(e.x[0], e.x[1], axes, own_tokens)) return false;
+  e.outs[0] = e.outs[1] = nullptr, e.in_place[0] = e.in_place[1] = false;
+  if (out == Py_None) return true;
+  if (e.arrays > 1 && (!PyTuple_CheckExact(out) || PyTuple_Size(out) != 2)) return false;
+  // Tensors that were made under inference_mode have no version, and are written only there.
+  const bool tracked = e.library == TORCH && !is_true(ask(TORCH, IS_INFERENCE_ENABLED), false);
+  for (int i = 0; i < e.arrays; i++) {
+    PyObject* y = e.outs[i] = e.arrays > 1 ? PyTuple_GetItem(out, i) : out;
+    e.in_place[i] = y == e.objects[i];
+    if (e.in_place[i]) e.y[i] = e.x[i];
+    else if (find_library(y) != e.library || !read(e, y, e.library, e.y[i])) return false;
+    const Array &from = e.x[i], &to = e.y[i];
+    if (!to.writeable || to.dtype != from.dtype || to.ndim != from.ndim || may_overlap_itself(to))
+      return false;
+    if (memcmp(to.shape, from.shape, to.ndim * sizeof(I)) != 0) return false;
+    if (tracked) {
+      Ref version(PyObject_GetAttr(y, version_name));
+      if (!version.object) return PyErr_Clear(), false;
+    }
+  }
+  return true;
+}
+
+// --- positions -----------------------------------------------------------------------------------
+
+// Whole numbers of Python: an int, or a flat list, tuple or range of them.
+bool read_numbers(Entry& e, PyObject* numbers, int place, Array& x) {
+  x.dtype = INT64, x.ndim = 1, x.shape[0] = 1, x.strides[0] = 8;
+  if (PyLong_CheckExact(numbers)) {
+    e.few[place][0] = PyLong_AsLongLong(numbers);
+    x.data = (char*)e.few[place];
+    if (PyErr_Occurred()) return PyErr_Clear(), false;
+    return true;
+  }
+  if (!PyList_CheckExact(numbers) && !PyTuple_CheckExact(numbers) &&
+      Py_TYPE(numbers) != &PyRange_Type)
+    return false;
+  Ref items(PySequence_Tuple(numbers));
+  if (!items.object) return PyErr_Clear(), false;
+  const Py_ssize_t n = x.shape[0] = PyTuple_Size(items);
+  const bool fits = n * sizeof(I) <= sizeof e.few[place];
+  if (!fits && !(e.buffers[place] = (char*)malloc(n * sizeof(I)))) return false;
+  I* to = fits ? e.few[place] : (I*)e.buffers[place];
+  x.data = (char*)to;
+  for (Py_ssize_t i = 0; i < n; i++) {
+    PyObject* item = PyTuple_GetItem(items, i);
+    if (!PyLong_CheckExact(item)) return false;
+    to[i] = PyLong_AsLongLong(item);
+    if (to[i] == -1 && PyErr_Occurred()) return PyErr_Clear(), false;
+  }
+  return true;
+}
+
+// Splits floats into whole numbers and fractions in the dtype of angles, in memory of their own.
+// Without any fraction they count as whole numbers.
+bool split_fractions(Call& call, char*& buffer, bool wide) {
+  Array whole = call.angle[0], &part = call.angle[1];
+  const I n = count_elements(whole), size = wide ? 8 : 4;
+  if (!(buffer = (char*)malloc(n * (sizeof(I) + size)))) return false;
+  Array& to = call.angle[0];
+  to.data = buffer, to.dtype = INT64;
+  part = to;
+  part.data = buffer + n * sizeof(I), part.dtype = wide ? FLOAT64 : FLOAT32;
+  I step = 1;
+  for (int i = to.ndim - 1; i >= 0; step *= to.shape[i--])
+    to.strides[i] = step * sizeof(I), part.strides[i] = step * size;
+  bool any = false;
+  for (I index = 0; index < n; index++) {
+    const char* from = whole.data;
+    I rest = index;
+    for (int i = whole.ndim - 1; i >= 0; rest /= whole.shape[i--])
+      from += rest % whole.shape[i] * whole.strides[i];
+    const double value = whole.dtype == FLOAT64 ? *(const double*)from : *(const float*)from;
+    const double below = floor(value);
+    if (!(below > -(double)LIMIT && below < (double)LIMIT)) return false;
+    ((I*)to.data)[index] = (I)below;
+    if (wide) ((double*)part.data)[index] = value - below;
+    else ((float*)part.data)[index] = (float)(value - below);
+    any |= value != below;
+  }
+  call.angles = any ? 2 : 1;
+  return true;
+}
+
+// Reads an array of positions, or numbers of Python.
+bool read_positions(Entry& e, PyObject* positions, int place, Array& x) {
+  const Library library = find_library(positions);
+  if (library == OTHER) return read_numbers(e, positions, place, x);
+  if (library == TORCH && e.library != TORCH) return false;
+  if (!read(e, positions, library, x) || is_empty(x)) return false;
+  e.angle[e.angles++] = x;
+  return x.dtype != FLOAT16 && x.dtype != BFLOAT16;
+}
+
+// Fits positions, whose components are their leading axis, to a call. Those of floats are split.
+bool fit_positions(Call& call, char*& buffer, const Variant& v) {
+  Array& x = call.angle[0];
+  const Array& first = call.x[0];
+  const I components = v.tables->components;
+  const int rows = x.ndim - (components > 0), count = call.axes.count;
+  if (rows < 0 || rows > count || (components > 0 && x.shape[0] != components)) return false;
+  // A single number for several tokens is ambiguous.
+  const bool single = rows == 0 || (rows == 1 && x.shape[x.ndim - 1] == 1);
+  if (single && first.shape[call.axes.batch_tokens[count - 1]] != 1) return false;
+  call.angles = 1;
+  if (!is_float(x.dtype)) return true;
+  return split_fractions(call, buffer, v.wide) && (call.angles < 2 || v.tables->takes_fractions);
+}
+
+// --- tables --------------------------------------------------------------------------------------
+
+// Finds the digit tables of a rope, and a reference to what they lie in. Returns false, perhaps
+// with an error, where there are none.
+bool find_variant(PyObject* rope, I head_dim, bool inverse, bool wide, Variant& v, Ref& owner) {
+  Ref held(PyObject_GetAttr(rope, handles_name));
+  Handles* handles = nullptr;
+  if (held.object) handles = (Handles*)PyCapsule_GetPointer(held, HANDLES_NAME);
+  if (!handles) PyErr_Clear();
+  for (int i = 0; handles && i < handles->count; i++) {
+    v = handles->variants[i];
+    if (v.head_dim == head_dim && v.inverse == inverse && v.wide == wide && v.tables->owner) {
+      owner.object = Py_NewRef(v.tables->owner);
+      return true;
+    }
+  }
+  Ref found(PyObject_CallFunction(find_tables, "OLii", rope, (long long)head_dim, inverse, wide));
+  if (!found.object || found == Py_None) return false;
+  PyObject* capsule;
+  int in, out;
+  if (!PyArg_ParseTuple(found, "OppLL", &capsule, &in, &out, &v.offset, &v.pairs)) return false;
+  v.head_dim = head_dim, v.inverse = inverse, v.wide = wide;
+  v.interleaved_in = in, v.interleaved_out = out, v.tables = get_tables(capsule);
+  if (!v.tables || !v.tables->owner) return false;
+  owner.object = Py_NewRef(v.tables->owner);
+  // Other threads may read the old handles, which do not change.
+  Handles* added = (Handles*)malloc(sizeof(Handles));
+  if (!added) return true;
+  added->count = 0;
+  for (int i = 0; handles && i < handles->count && added->count < 7; i++)
+    if (handles->variants[i].tables->owner) added->variants[added->count++] = handles->variants[i];
+  added->variants[added->count++] = v;
+  for (int i = 0; i < added->count; i++) added->variants[i].tables->keepers++;
+  Ref replaced(PyCapsule_New(added, HANDLES_NAME, free_handles));
+  if (!replaced.object || PyObject_GenericSetAttr(rope, handles_name, replaced)) return false;
+  return true;
+}
+
+void set_layout(Job& job, bool in, bool out, int how) {
+  const bool swapped = how & INVERSE ? !(how & TRANSPOSED) : how & TRANSPOSED;
+  job.inverse = swapped;
+  job.interleaved_in = swapped ? out : in, job.interleaved_out = swapped ? in : out;
+}
+
+// Whether the last row of a table looks as if it held each angle twice.
+bool may_repeat_columns(const Array& x) {
+  const I columns = x.shape[x.ndim - 1], step = x.strides[x.ndim - 1], size = SIZES[x.dtype];
+  if (columns % 2) return false;
+  const char* row = x.data;
+  for (int i = 0; i < x.ndim - 1; i++) row += (x.shape[i] - 1) * x.strides[i];
+  const char zeros[8] = {};
+  const I others[] = {1, columns / 2};
+  for (I other : others) {
+    const char* y = row + other * step;
+    if (memcmp(row, y, size) == 0) return true;
+    // 0 and -0 are equal.
+    if (!memcmp(row, zeros, size - 1) && !memcmp(y, zeros, size - 1) &&
+        !((row[size - 1] | y[size - 1]) & 0x7f))
+      return true;
+  }
+  return false;
+}
+
+// --- norm ----------------------------------------------------------------------------------------
+
+// Reads a QKNorm, or a weight and eps of one array. `weights` hold them while the call runs.
+bool read_norm(Entry& e, PyObject* norm, Call& call, Ref weights[2]) {
+  Job& job = call.job;
+  call.weights = 0;
+  if (norm == Py_None) return true;
+  job.normalized = true, job.weight_offset = 0;
+  if (PyTuple_CheckExact(norm) && e.arrays == 1 && PyTuple_Size(norm) == 2) {
+    weights[0].object = Py_NewRef(PyTuple_GetItem(norm, 0));
+    if (!read_float(PyTuple_GetItem(norm, 1), job.eps)) return false;
+  } else if ((PyObject*)Py_TYPE(norm) == norm_type) {
+    Ref eps(PyObject_GetAttr(norm, eps_name)), offset(PyObject_GetAttr(norm, offset_name));
+    Ref between(PyObject_GetAttr(norm, round_name));
+    weights[0].object = PyObject_GetAttr(norm, q_weight_name);
+    if (e.arrays > 1) weights[1].object = PyObject_GetAttr(norm, k_weight_name);
+    if (!eps.object || !offset.object || !weights[0].object || PyErr_Occurred()) return false;
+    if (between != Py_False || !read_float(eps, job.eps) || !read_float(offset, job.weight_offset))
+      return false;
+  } else {
+    return false;
+  }
+  if (!(job.eps >= MIN_EPS && job.eps <= 0x1.fffffffffffffp1023)) return false;
+  int given = 0;
+  for (int i = 0; i < e.arrays; i++) {
+    call.weight[i].ndim = 0;
+    if (weights[i] == Py_None) continue;
+    if (find_library(weights[i]) != e.library || !read(e, weights[i], e.library, call.weight[i]))
+      return false;
+    given++;
+  }
+  // Kernels of GPUs take weights of one dtype for all arrays, or none: so do these.
+  if (given % e.arrays) return false;
+  const Array &first = call.weight[0], &last = call.weight[e.arrays - 1];
+  if (given && (first.dtype != last.dtype || first.ndim != 1 || last.ndim != 1 ||
+                first.shape[0] != last.shape[0]))
+    return false;
+  const I head_dim = e.x[0].shape[e.x[0].ndim - 1];
+  job.normalizes_rest = !given || first.shape[0] == head_dim;
+  call.weights = e.arrays;
+  return true;
+}
+
+// --- results -------------------------------------------------------------------------------------
+
+// Returns a new array like one, with memory that is written from end to end.
+PyObject* allocate(const Entry& e, int i) {
+  const bool huge =
+      e.library == TORCH && count_elements(e.x[i]) * SIZES[e.x[i].dtype] >= HUGE_BYTES;
+  PyObject* function = functions[e.library][huge ? ALLOCATE_LARGE : EMPTY_LIKE];
+  return PyObject_CallFunctionObjArgs(function, e.objects[i], nullptr);
+}
+
+// Whether results can be written: they overlap nothing, and each has its own elements.
+bool can_write(const Entry& e, const Call& normed) {
+  const Array* others[6];
+  int count = 0;
+  for (int i = 0; i < e.angles; i++) others[count++] = &e.angle[i];
+  for (int i = 0; i < normed.weights; i++)
+    if (normed.weight[i].ndim) others[count++] = &normed.weight[i];
+  return are_results_apart(e.y, e.x, e.in_place, e.arrays, others, count);
+}
+
+// Tells autograd of results that were written.
+bool mark_written(const Entry& e, PyObject* out) {
+  Ref outs(e.arrays > 1 ? Py_NewRef(out) : PyTuple_Pack(1, out));
+  if (!outs.object) return false;
+  Ref done(
+      PyObject_CallFunctionObjArgs(functions[TORCH][INCREMENT_VERSIONS], outs.object, nullptr));
+  return done.object != nullptr;
+}
+
+// None, where it was our own check that failed; or the error of what was called.
+PyObject* decline() {
+  if (PyErr_Occurred()) {
+    if (!PyErr_ExceptionMatches(PyExc_ValueError)) return nullptr;
+    PyErr_Clear();
+  }
+  Py_RETURN_NONE;
+}
+
+// Runs calls whose sources of angles are read. Each has a place for tables, and `columns` as
+// read_angles takes them.
+PyObject* run_calls(Entry& e, PyObject* out, const Variant* variant, int columns) {
+  Ref made[2];
+  if (out != Py_None && !can_write(e, e.call[0])) Py_RETURN_NONE;
+  for (int i = 0; i < e.arrays && out == Py_None; i++) {
+    made[i].object = allocate(e, i);
+    if (!made[i].object) return nullptr;
+    if (!read_fields(made[i], e.library, e.y[i])) Py_RETURN_NONE;
+  }
+  const Call& first = e.call[0];
+  for (int i = 0; i < e.calls; i++) {
+    Call& call = e.call[i];
+    call.has_offsets = false;
+    call.arrays = e.arrays / e.calls;
+    for (int k = 0; k < call.arrays; k++) call.y[k] = e.y[i + k];
+    if (i > 0) {
+      call.job.normalized = first.job.normalized, call.job.eps = first.job.eps;
+      call.job.weight_offset = first.job.weight_offset;
+      call.job.normalizes_rest = first.job.normalizes_rest;
+      call.weights = first.weights > 0, call.weight[0] = first.weight[1];
+    }
+    if (e.calls > 1 && call.weights > 1) call.weights = 1;
+  }
+  for (int i = 0; i < e.calls; i++) {
+    Call& call = e.call[i];
+    if (!place_operands(call) || !read_angles(call, columns)) return decline();
+    if (variant && !place_tables(call, variant->tables, columns >= 0)) return decline();
+    collapse(call);
+    if (variant && exceeds_limit(call)) Py_RETURN_NONE;
+  }
+  for (int i = 0; i < e.calls; i++)
+    if (!run(e.call[i], functions[e.library][LIMIT_THREADS])) return nullptr;
+  if (out != Py_None) {
+    if (e.library == TORCH && !mark_written(e, out)) return nullptr;
+    return Py_NewRef(out);
+  }
+  if (e.arrays > 1) return PyTuple_Pack(2, made[0].object, made[1].object);
+  return Py_NewRef(made[0].object);
+}
+
+}  // namespace
+
+// rotate_by_rope(rope, q, k, positions, k_positions, axes, out, norm, how): results, or None.
+//
+// how: a sum of ONE (q is an array alone, and k is not read), INVERSE, TRANSPOSED and RECORDED.
+PyObject* rotate_by_rope(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 9) return fail("rotate_by_rope takes nine arguments"), nullptr;
+  PyObject *rope = args[0], *positions = args[3], *k_positions = args[4], *out = args[6];
+  Entry e;
+  e.how = (int)PyLong_AsLong(args[8]);
+  if (PyErr_Occurred()) return nullptr;
+  const bool apart = k_positions != Py_None;
+  if (!read_arrays(e, args[1], args[2], args[5], out, apart)) return decline();
+  if (apart && e.arrays < 2) Py_RETURN_NONE;
+  e.calls = apart ? 2 : 1;
+  Variant v;
+  Ref owner, weights[2];
+  const I head_dim = e.x[0].shape[e.x[0].ndim - 1];
+  const bool inverse = e.how & INVERSE, wide = e.x[0].dtype == FLOAT64;
+  memset(&e.call[0].job, 0, sizeof(Job));
+  if (!read_norm(e, args[7], e.call[0], weights)) return decline();
+  if (!find_variant(rope, head_dim, inverse, wide, v, owner)) return decline();
+  for (int i = 0; i < e.calls; i++) {
+    Call& call = e.call[i];
+    if (i > 0) memset(&call.job, 0, sizeof(Job)), call.axes = e.call[0].axes;
+    call.x[0] = e.x[i];
+    if (!apart && e.arrays > 1) call.x[1] = e.x[1];
+    set_layout(call.job, v.interleaved_in, v.interleaved_out, e.how);
+    call.job.lookup = true, call.job.before = v.offset, call.job.pairs = v.pairs;
+    PyObject* given = i ? k_positions : positions;
+    call.angles = 0;
+    if (given == Py_None) continue;
+    if (!read_positions(e, given, i, call.angle[0]) || !fit_positions(call, e.buffers[i], v))
+      return decline();
+  }
+  return run_calls(e, out, &v, v.tables->components ? 0 : -1);
+}
+
+// rotate_by_tables(layout, rotary_dim, rotary_offset, columns, q, k, cos, sin, axes, out, norm,
+// how): results, or None.
+//
+// rotary_dim: None for all of head_dim, 0 for as many components as there are columns. columns: 0
+// for one a pair; 1 where the second half repeats the first, 2 where neighbours are equal.
+PyObject* rotate_by_tables(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 12) return fail("rotate_by_tables takes twelve arguments"), nullptr;
+  PyObject *layout = args[0], *out = args[9];
+  Entry e;
+  e.how = (int)PyLong_AsLong(args[11]);
+  const long form = PyLong_AsLong(args[3]);
+  if (PyErr_Occurred()) return nullptr;
+  if (!PyUnicode_Check(layout) || !PyLong_CheckExact(args[2])) Py_RETURN_NONE;
+  if (!read_arrays(e, args[4], args[5], args[8], out, false)) return decline();
+  Call& call = e.call[0];
+  Job& job = call.job;
+  memset(&job, 0, sizeof job);
+  Ref weights[2];
+  if (!read_norm(e, args[10], call, weights)) return decline();
+  for (int i = 0; i < e.arrays; i++) call.x[i] = e.x[i];
+  for (int i = 0; i < 2; i++) {
+    PyObject* table = args[6 + i];
+    const Library library = find_library(table);
+    if ((library != e.library && library != NUMPY) || !read(e, table, library, call.angle[i]))
+      return decline();
+    e.angle[e.angles++] = call.angle[i];
+  }
+  call.angles = 2;
+  const Array &cos = call.angle[0], &sin = call.angle[1];
+  if (!is_float(cos.dtype) || cos.ndim < 2 || sin.ndim != cos.ndim || is_empty(cos) ||
+      memcmp(cos.shape, sin.shape, cos.ndim * sizeof(I)) != 0)
+    Py_RETURN_NONE;
+  const I width = cos.shape[cos.ndim - 1], head_dim = e.x[0].shape[e.x[0].ndim - 1];
+  const I tokens = e.x[0].shape[call.axes.batch_tokens[call.axes.count - 1]];
+  if (!(e.how & GIVEN_COLUMNS) && cos.ndim == 2 && cos.shape[0] == 1 && tokens != 1) Py_RETURN_NONE;
+  if ((e.how & CHECK_COLUMNS) && may_repeat_columns(cos)) Py_RETURN_NONE;
+  job.pairs = form ? width / 2 : width;
+  I r = head_dim, offset = PyLong_AsLongLong(args[2]);
+  if (args[1] != Py_None) r = PyLong_CheckExact(args[1]) ? PyLong_AsLongLong(args[1]) : -1;
+  if (r == 0) r = 2 * job.pairs;
+  if (PyErr_Occurred()) return PyErr_Clear(), Py_NewRef(Py_None);
+  if (offset < 0) offset += head_dim;
+  if (r != 2 * job.pairs || width != (form ? r : job.pairs) || offset < 0 || offset > head_dim ||
+      r > head_dim - offset)
+    Py_RETURN_NONE;
+  const bool interleaved = PyUnicode_CompareWithASCIIString(layout, "interleaved") == 0;
+  const bool half = PyUnicode_CompareWithASCIIString(layout, "half") == 0;
+  const bool mixed = PyUnicode_CompareWithASCIIString(layout, "interleaved_to_half") == 0;
+  if (!interleaved && !half && !mixed) Py_RETURN_NONE;
+  set_layout(job, !half, interleaved, e.how);
+  job.before = offset;
+  return run_calls(e, out, nullptr, form == 2 ? 2 : 1);
+}
+
+// look_up_angles(rope, positions, like, head_dim, inverse): cos and sin, side by side in an array
+// (batch..., tokens, r) of the library of like, or None. head_dim may be None: that of like.
+PyObject* look_up_angles(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 5) return fail("look_up_angles takes five arguments"), nullptr;
+  Entry e;
+  e.how = ONE;
+  const bool inverse = args[4] == Py_True;
+  Array like;
+  Call& call = e.call[0];
+  Job& job = call.job;
+  Array &x = call.x[0], &positions = call.angle[0];
+  if (!takes(e, args[2]) || !read_fields(args[2], e.library, like)) return decline();
+  I head_dim = like.ndim ? like.shape[like.ndim - 1] : 0;
+  if (args[3] != Py_None) head_dim = PyLong_CheckExact(args[3]) ? PyLong_AsLongLong(args[3]) : 0;
+  else if (!is_float(like.dtype)) Py_RETURN_NONE;
+  if (PyErr_Occurred()) return PyErr_Clear(), Py_NewRef(Py_None);
+  if (head_dim < 1 || !read_positions(e, args[1], 0, positions)) return decline();
+  Variant v;
+  Ref owner;
+  const bool wide = like.dtype == FLOAT64;
+  if (!find_variant(args[0], head_dim, inverse, wide, v, owner)) return decline();
+  // Pairs (1, -0), which rotate to cos and sin: a product with 1 is exact, and to add -0 changes no
+  // bit. A sum of zeros is -0 only where both are, and there the cosine is positive.
+  const I size = wide ? 8 : 4, r = 2 * v.pairs;
+  Ref shape(PyList_New(0));
+  memset(&job, 0, sizeof job);
+  x.ndim = 0, x.dtype = wide ? FLOAT64 : FLOAT32, call.axes.count = 0, call.axes.heads = -1;
+  const int lead = v.tables->components > 0, rows = positions.ndim - lead;
+  if (rows < 0 || rows > MAX_DIMS - 2 || is_empty(positions)) Py_RETURN_NONE;
+  for (int i = 0; i < rows + (rows == 0) + 1; i++) {
+    const bool last = i == rows + (rows == 0);
+    if (!last) call.axes.batch_tokens[call.axes.count++] = i;
+    x.shape[i] = last ? r : rows ? positions.shape[lead + i] : 1;
+    x.strides[x.ndim++] = last ? size : 0;
+    Ref length(PyLong_FromLongLong(x.shape[i]));
+    if (!shape.object || !length.object || PyList_Append(shape, length)) return nullptr;
+  }
+  if (!(e.buffers[1] = x.data = (char*)malloc(r * size))) return PyErr_NoMemory();
+  for (I i = 0; i < r; i++) {
+    const double value = i < v.pairs ? 1.0 : -0.0;
+    if (wide) ((double*)x.data)[i] = value;
+    else ((float*)x.data)[i] = (float)value;
+  }
+  x.extent = {0, r * size};
+  set_layout(job, false, false, 0);
+  job.lookup = true, job.pairs = v.pairs, call.weights = 0;
+  if (!fit_positions(call, e.buffers[0], v)) return decline();
+  Ref y(PyObject_CallFunction(functions[e.library][EMPTY], "Oi", shape.object, wide));
+  if (!y.object) return nullptr;
+  if (find_library(y) != e.library || !read_fields(y, e.library, call.y[0])) Py_RETURN_NONE;
+  call.arrays = 1, call.has_offsets = false;
+  const int columns = v.tables->components ? 0 : -1;
+  if (!place_operands(call) || !read_angles(call, columns) ||
+      !place_tables(call, v.tables, columns >= 0))
+    return decline();
+  collapse(call);
+  if (exceeds_limit(call)) Py_RETURN_NONE;
+  if (!run(call, functions[e.library][LIMIT_THREADS])) return nullptr;
+  return Py_NewRef(y.object);
+}
+
+// --- set up --------------------------------------------------------------------------------------
+
+bool intern_names() {
+  struct {
+    PyObject** to;
+    const char* name;
+  } names[] = {{&handles_name, "_handles"},
+               {&name_name, "name"},
+               {&level_name, "_current_level"},
+               {&version_name, "_version"},
+               {&requires_grad_name, "requires_grad"},
+               {&q_weight_name, "q_weight"},
+               {&k_weight_name, "k_weight"},
+               {&eps_name, "eps"},
+               {&offset_name, "offset"},
+               {&round_name, "round_between"},
+               {&path_name, "native"}};
+  for (auto& n : names)
+    if (!*n.to && !(*n.to = PyUnicode_InternFromString(n.name))) return false;
+  return true;
+}
+
+static void replace(PyObject*& held, PyObject* by) {
+  PyObject* before = held;
+  held = Py_NewRef(by);
+  Py_XDECREF(before);
+}
+
+// set_up_calls(QKNorm, choice, find_tables): what calls are told by from now on. choice.name is the
+// forced path; find_tables(rope, head_dim, inverse, wide) returns a handle of read_tables, whether
+// pairs are interleaved on input and on output, and where the slice starts, with its pairs; or
+// None.
+PyObject* set_up_calls(PyObject*, PyObject* args) {
+  PyObject *norm, *chosen, *find;
+  if (!PyArg_ParseTuple(args, "OOO", &norm, &chosen, &find)) return nullptr;
+  replace(norm_type, norm), replace(choice, chosen), replace(find_tables, find);
+  Py_RETURN_NONE;
+}
+
+// set_up_library(number, functions): takes calls with arrays of this library from now on.
+PyObject* set_up_library(PyObject*, PyObject* args) {
+  int library;
+  PyObject* given;
+  if (!PyArg_ParseTuple(args, "iO!", &library, &PyTuple_Type, &given)) return nullptr;
+  const Py_ssize_t count = library == TORCH ? FUNCTIONS : ALLOCATE_LARGE;
+  if ((library != NUMPY && library != TORCH) || PyTuple_Size(given) != count || !find_tables)
+    return fail("functions do not fit a library"), nullptr;
+  for (Py_ssize_t i = 0; i < count; i++) replace(functions[library][i], PyTuple_GetItem(given, i));
+  Py_RETURN_NONE;
+}

@@ -1,0 +1,78 @@
+"""What the native entry asks Python once for a rope, and is given for each library.
+
+``module.rotate_by_rope`` and its likes take calls as users write them. See call.cpp and entry.cpp.
+"""
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from rope_xp._arguments.fields import slice_of
+from rope_xp._core.errors import RopeError
+from rope_xp._core.tables import TableKey
+from rope_xp._dispatch.choose import choice
+from rope_xp._rotation.tables import host_tables
+from rope_xp.norm import QKNorm
+
+from . import native
+from .native import DTYPES
+
+NUMPY, TORCH = 1, 2
+"""Libraries, by their numbers."""
+
+
+def find_tables(rope: Any, head_dim: int, inverse: bool, wide: bool) -> tuple[Any, ...] | None:
+    """Return the handle of a rope's tables, its layout on input and output, its slice and pairs.
+
+    None where the general way raises, or where a class of the user may change.
+    """
+    part = rope if hasattr(type(rope), "_handles") else None
+    if part is None:
+        return None
+    while part is not None:  # some scaling has one of its own
+        if type(part).__module__.partition(".")[0] != "rope_xp":
+            return None
+        part = getattr(part, "scaling", None)
+    try:
+        r, offset = slice_of(rope, head_dim)
+        tables = host_tables(TableKey(rope, head_dim, bool(inverse), bool(wide)))
+    except RopeError:
+        return None
+    handle = tables.handle or native.read_tables(tables, describe)
+    return handle, rope.layout != "half", rope.layout == "interleaved", offset, r // 2
+
+
+def describe(x: np.ndarray) -> tuple[int, int, tuple[int, ...], tuple[int, ...]]:
+    """Describe an array that the native module cannot read by its fields, see ``Describe``."""
+    name = x.dtype.name
+    if name == "bfloat16" and x.dtype.isnative:
+        read_by_fields(x.dtype)  # its package was imported after ours
+    number = DTYPES.index(name) if name in DTYPES and x.dtype.isnative else len(DTYPES)
+    return x.ctypes.data, number, x.shape, x.strides
+
+
+def read_by_fields(bfloat16: Any = None) -> None:
+    """Let the native module read arrays by their fields, where these are as numpy 2 has them."""
+    if native.MISSING is not None or sys.implementation.name != "cpython":
+        return
+    if bfloat16 is None:
+        bfloat16 = getattr(sys.modules.get("ml_dtypes"), "bfloat16", None)
+    dtypes = [bfloat16 and np.dtype(bfloat16) if n == "bfloat16" else np.dtype(n) for n in DTYPES]
+    examples = np.ones((2, 3), np.float32), np.ones((4, 5, 6))[::2, :, ::-1], np.ones(0, np.int64)
+    probes = []
+    for x in (*examples, np.broadcast_to(examples[0], (4, 2, 3))):
+        number = DTYPES.index(x.dtype.name)
+        probes.append((x, x.ctypes.data, number, x.shape, x.strides, x.flags.num))
+    if not native.module.set_up_numpy(np.ndarray, tuple(dtypes), tuple(probes)):
+        native.LOG.warning("rope_xp reads arrays of this numpy by their attributes, which is slow")
+
+
+def set_up(library: int, *functions: Any) -> None:
+    """Let the entry take arrays of a library, by functions that entry.cpp names in this order."""
+    native.module.set_up_library(library, functions)
+
+
+if native.MISSING is None:
+    native.module.set_up_calls(QKNorm, choice, find_tables)
+    read_by_fields()

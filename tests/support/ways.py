@@ -1,0 +1,37 @@
+"""The two ways of a call: the native entry, and the general way, which checks in Python."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rope_xp._arguments import parse, parse_tables
+from rope_xp._dispatch import find
+from rope_xp._dispatch.backend import Backend
+
+ENTRIES = "rotate_by_rope", "rotate_by_tables", "look_up_angles"
+GENERAL = (parse, "rotate"), (parse_tables, "rotate"), (parse_tables, "apply_tables")
+
+
+def decline_all(patch: pytest.MonkeyPatch) -> None:
+    """Have the entry of every library leave all calls to the general way."""
+    for cls in {type(library.load()) for library in find.libraries if library.name in _here()}:
+        for name in ENTRIES:
+            patch.setattr(cls, name, getattr(Backend, name))
+
+
+def _here() -> list[str]:
+    import importlib.util
+
+    return [name for name in ("numpy", "torch") if importlib.util.find_spec(name)]
+
+
+def run_both_ways(call: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    """Return the results of a call by the general way, and of the entry, which takes it."""
+    with monkeypatch.context() as patch:
+        decline_all(patch)
+        general = call()
+    with monkeypatch.context() as patch:
+        for module, name in GENERAL:
+            patch.setattr(module, name, lambda *_, **__: pytest.fail("it took the general way"))
+        return general, call()
