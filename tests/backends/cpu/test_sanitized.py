@@ -9,6 +9,7 @@ from support.sanitized import build
 
 KERNELS = TESTS / "backends" / "cpu" / "test_kernels.py"
 THREADS = TESTS / "backends" / "cpu" / "test_threads.py"
+ENTRY = TESTS / "core" / "test_entry.py"
 FUZZ = TESTS / "fuzz"
 
 
@@ -20,6 +21,7 @@ FUZZ = TESTS / "fuzz"
             *("address,undefined", "3"),
             [
                 ("-k", "native and not torch", KERNELS),
+                (ENTRY,),
                 ("-m", "fuzz", "-k", "numpy and not chunked and not portable", FUZZ),
             ],
         ),
