@@ -26,7 +26,7 @@ from rope_xp._core.call import (
 )
 from rope_xp._core.errors import RopeError
 from rope_xp._core.protocols import Rope, count_components
-from rope_xp._core.tables import TableKey
+from rope_xp._core.tables import TableKey, make_table_key
 from rope_xp._core.typing import Array, Layout
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
@@ -89,11 +89,11 @@ def rotate(
     x, y, has_k_positions = arrays[0], arrays[-1], k_positions is not None
     backend, where, doubles = check_arrays(arrays, axes, has_k_positions=has_k_positions)
     slice_ = slice_of(rope, x.shape[-1])
-    table_key = TableKey(rope, x.shape[-1], inverse, doubles[0])
+    table_key = make_table_key(rope, x.shape[-1], inverse, doubles[0])
     angles = [_lookup(backend, table_key, x, where, positions, "positions")]
     if has_k_positions or doubles[0] != doubles[-1]:
         named = (k_positions, "k_positions") if has_k_positions else (positions, "positions")
-        k_key = TableKey(rope, y.shape[-1], inverse, doubles[-1])
+        k_key = make_table_key(rope, y.shape[-1], inverse, doubles[-1])
         angles.append(_lookup(backend, k_key, y, where, *named))
     norm, weights = check_norm(backend, arrays, where, slice_[0], norm)
     inputs = _list_inputs(positions=angles[0], k_positions=angles[-1])
@@ -118,9 +118,9 @@ def rerotate(
             "rerotate needs ropes that rotate the same pairs; (rotary_dim, rotary_offset, layout "
             f"of the result) is {(*slice_, layouts[0])}, and for to= {(*new_slice, layouts[1])}"
         )
-    old_key = TableKey(rope, head_dim, inverse=True, double=double)
+    old_key = make_table_key(rope, head_dim, inverse=True, double=double)
     old = _lookup(backend, old_key, x, where, old_positions, "old_positions")
-    new_key = TableKey(to, head_dim, inverse=False, double=double)
+    new_key = make_table_key(to, head_dim, inverse=False, double=double)
     new = _lookup(backend, new_key, x, where, new_positions, "new_positions")
     inputs = _list_inputs(old_positions=old, new_positions=new)
     out = check_out(backend, (x,), out, inputs)
@@ -143,7 +143,7 @@ def cos_sin(
     if owner is not backend or device is not None:
         put = backend.asarray_in_trace if backend.is_compiling() else backend.asarray
         like = put(np.zeros((), np.float64 if double else np.float32), device)
-    table_key = TableKey(rope, head_dim, inverse=False, double=double)
+    table_key = make_table_key(rope, head_dim, inverse=False, double=double)
     return position_lookup(backend, table_key, positions, owner, like), backend
 
 

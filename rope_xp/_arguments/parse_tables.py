@@ -16,7 +16,7 @@ from rope_xp._core.call import Axes, Call, CosSin, RotationSpec, TableLookup
 from rope_xp._core.errors import RopeError
 from rope_xp._core.numbers import same_length
 from rope_xp._core.protocols import Rope
-from rope_xp._core.tables import TableKey
+from rope_xp._core.tables import make_table_key
 from rope_xp._core.typing import Array, Layout
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
@@ -150,14 +150,14 @@ def angles(
         head_dim = like.shape[-1]
     double = backend.dtype_name(like) == "float64"
     slice_of(rope, head_dim)
-    table_key = TableKey(rope, head_dim, inverse=False, double=double)
+    table_key = make_table_key(rope, head_dim, inverse=False, double=double)
     owner = parse.device_backend_of(positions)
     lookup = parse.position_lookup(backend, table_key, positions, owner, like)
     whole, part = parse.add_token_axis(lookup.whole, lookup.part, lookup.components)
     lookup.whole, lookup.part = whole, part
     if rope.attention_factor == 1.0:
         return backend, [lookup]
-    inverse_key = TableKey(rope, head_dim, inverse=True, double=double)
+    inverse_key = make_table_key(rope, head_dim, inverse=True, double=double)
     tables = backend.tables(inverse_key, like)
     shared = lookup.device, lookup.tokens, lookup.position_range, lookup.components
     return backend, [lookup, TableLookup(tables, whole, part, *shared, inverse_key)]

@@ -213,6 +213,7 @@ bool place_tables(Call& call, const Tables* t, bool has_components) {
   if (t->dtype != (job.dtype == FLOAT64 ? FLOAT64 : FLOAT32) || t->pairs != job.pairs ||
       (call.angles > 1 && !t->frequencies))
     return fail("digit tables do not fit the rotation");
+  job.inner = t->inner, job.outer = t->outer, job.factor = t->factor;
   job.low = t->low, job.middle = t->middle, job.high = t->high, job.frequencies = t->frequencies;
   job.segments = 1, job.segment[0] = {0, job.pairs};
   if (call.angles == 0) return true;  // implicit positions are those of all components
@@ -350,51 +351,85 @@ static void evict_tables(PyObject* capsule) {
   drop(tables);
 }
 
+// Returns a handle of tables, which owns them, and keeps what they lie in alive.
+static PyObject* keep_tables(Tables& given, PyObject* owner, const Array* frequencies,
+                             const Array* component) {
+  Tables* tables = (Tables*)malloc(sizeof(Tables));
+  if (!tables) return PyErr_NoMemory();
+  *tables = given;
+  tables->owner = Py_NewRef(owner), tables->keepers = 1;
+  tables->frequencies = frequencies ? frequencies->data : nullptr;
+  tables->component = component ? (const int32_t*)component->data : nullptr;
+  tables->takes_fractions = frequencies;
+  for (I i = 0; i < tables->pairs; i++) {
+    if (component && tables->component[i] >= tables->components)
+      tables->components = tables->component[i] + 1;
+    if (frequencies)  // NaN where a fraction of a token turns a pair too far
+      tables->takes_fractions &= tables->dtype == FLOAT64
+                                     ? !isnan(((const double*)tables->frequencies)[i])
+                                     : !isnan(((const float*)tables->frequencies)[i]);
+  }
+  PyObject* capsule = PyCapsule_New(tables, TABLES_NAME, evict_tables);
+  if (!capsule) Py_DECREF(owner), free(tables);
+  return capsule;
+}
+
+// Reads the arrays of tables: `count` of two axes and so many rows, then frequencies and component,
+// which may be None.
+static bool read_fields_of_tables(PyObject* fields, PyObject* describe, const I* rows, int count,
+                                  Array* x, bool* given) {
+  if (PyTuple_Size(fields) != count + 2) return fail("digit tables have other fields");
+  bool fits = true, absent = false;
+  for (int i = 0; i < count + 2; i++) {
+    PyObject* field = PyTuple_GetItem(fields, i);
+    given[i] = i < count || field != Py_None;
+    if (given[i] && !read_array(field, describe, x[i], absent)) return false;
+  }
+  const I r = x[0].ndim == 2 ? x[0].shape[1] / 2 : 0;
+  for (int i = 0; i < count + 2 && fits; i++) {
+    if (!given[i]) continue;
+    fits = is_contiguous(x[i]) && x[i].ndim == (i < count ? 2 : 1) &&
+           (i == count + 1 ? x[i].dtype == INT32 : is_float(x[i].dtype));
+    fits = fits &&
+           (i < count ? x[i].shape[0] == rows[i] && x[i].shape[1] == 2 * r : x[i].shape[0] == r);
+    if (i < count) fits = fits && x[i].dtype == x[0].dtype;
+  }
+  return (fits && !absent && r > 0) || fail("digit tables do not fit each other");
+}
+
 // read_tables(fields, describe): a handle of digit tables (low, middle, high, frequencies,
-// component), of which the last two may be None. It keeps them alive, and never changes.
+// component), of which the last two may be None.
 PyObject* read_tables(PyObject*, PyObject* args) {
   PyObject *fields, *describe;
   if (!PyArg_ParseTuple(args, "O!O", &PyTuple_Type, &fields, &describe)) return nullptr;
-  if (PyTuple_Size(fields) != 5) return fail("digit tables have five fields"), nullptr;
+  const I rows[] = {DIGIT, DIGIT, TOP_DIGIT + 1};
   Array x[5];
-  bool fits = true, absent = false, given[5];
-  for (int i = 0; i < 5; i++) {
-    PyObject* field = PyTuple_GetItem(fields, i);
-    given[i] = i < 3 || field != Py_None;
-    if (given[i] && !read_array(field, describe, x[i], absent)) return nullptr;
-  }
-  const I r = x[0].ndim == 2 ? x[0].shape[1] / 2 : 0, rows[] = {DIGIT, DIGIT, TOP_DIGIT + 1};
-  for (int i = 0; i < 5 && fits; i++) {
-    if (!given[i]) continue;
-    fits = is_contiguous(x[i]) && x[i].dtype == (i == 4 ? INT32 : x[0].dtype) &&
-           x[i].ndim == (i < 3 ? 2 : 1);
-    fits =
-        fits && (i < 3 ? x[i].shape[0] == rows[i] && x[i].shape[1] == 2 * r : x[i].shape[0] == r);
-  }
-  if (!fits || absent || r < 1) return fail("digit tables do not fit each other"), nullptr;
-  Tables* tables = (Tables*)malloc(sizeof(Tables));
-  if (!tables) return PyErr_NoMemory();
-  *tables = {Py_NewRef(fields),
-             1,
-             x[0].dtype,
-             r,
-             0,
-             given[3],
-             x[0].data,
-             x[1].data,
-             x[2].data,
-             given[3] ? x[3].data : nullptr,
-             given[4] ? (const int32_t*)x[4].data : nullptr};
-  for (I i = 0; i < r; i++) {
-    if (given[4] && tables->component[i] >= tables->components)
-      tables->components = tables->component[i] + 1;
-    if (given[3])  // NaN where a fraction of a token turns a pair too far
-      tables->takes_fractions &=
-          x[3].dtype == FLOAT64 ? !isnan(((double*)x[3].data)[i]) : !isnan(((float*)x[3].data)[i]);
-  }
-  PyObject* capsule = PyCapsule_New(tables, TABLES_NAME, evict_tables);
-  if (!capsule) Py_DECREF(tables->owner), free(tables);
-  return capsule;
+  bool given[5];
+  if (!read_fields_of_tables(fields, describe, rows, 3, x, given)) return nullptr;
+  if (given[3] && x[3].dtype != x[0].dtype)
+    return fail("digit tables do not fit each other"), nullptr;
+  Tables tables = {};
+  tables.dtype = x[0].dtype, tables.pairs = x[0].shape[1] / 2;
+  tables.low = x[0].data, tables.middle = x[1].data, tables.high = x[2].data;
+  return keep_tables(tables, fields, given[3] ? &x[3] : nullptr, given[4] ? &x[4] : nullptr);
+}
+
+// read_small_tables(fields, factor, describe): a handle of small tables (inner, outer, frequencies,
+// component), for angles in float32.
+PyObject* read_small_tables(PyObject*, PyObject* args) {
+  PyObject *fields, *describe;
+  double factor;
+  if (!PyArg_ParseTuple(args, "O!dO", &PyTuple_Type, &fields, &factor, &describe)) return nullptr;
+  const I rows[] = {3 * INNER, 2 * OUTER + TOP_DIGIT / INNER};
+  Array x[4];
+  bool given[4];
+  if (!read_fields_of_tables(fields, describe, rows, 2, x, given)) return nullptr;
+  if (x[0].dtype != FLOAT64 || (given[2] && x[2].dtype != FLOAT32))
+    return fail("digit tables do not fit each other"), nullptr;
+  Tables tables = {};
+  tables.dtype = FLOAT32, tables.pairs = x[0].shape[1] / 2, tables.factor = factor;
+  tables.inner = (const double*)x[0].data, tables.outer = (const double*)x[1].data;
+  return keep_tables(tables, fields, given[2] ? &x[2] : nullptr, given[3] ? &x[3] : nullptr);
 }
 
 // --- the function --------------------------------------------------------------------------------

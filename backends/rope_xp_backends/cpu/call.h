@@ -24,8 +24,11 @@ struct Tables {
   Dtype dtype;
   I pairs, components;  // components: of positions, 0 without an axis of them
   bool takes_fractions;
-  const void *low, *middle, *high, *frequencies;  // frequencies may be null
+  const void *low, *middle, *high, *frequencies;  // frequencies may be null; low is of small ones
   const int32_t* component;                       // null where positions have one component
+  const double *inner, *outer;                    // of small tables
+  double factor;
+  I rows;  // that calls have computed from small tables
 };
 
 Tables* get_tables(PyObject* capsule);  // null and an error for another object
@@ -48,6 +51,7 @@ bool run(Call& call, PyObject* limit_threads);  // false and an error if it cann
 enum {
   RELEASE_BYTES,
   THREAD_ELEMENTS,
+  TABLE_ROWS,
   LARGE_BYTES,
   ANGLE_BYTES,
   FAR_BYTES,
@@ -58,6 +62,7 @@ I find_threshold(int i);
 const Kernels* find_kernels();  // of the instruction set in use
 
 PyObject* read_tables(PyObject*, PyObject* args);
+PyObject* read_small_tables(PyObject*, PyObject* args);
 PyObject* rotate(PyObject*, PyObject* const* args, Py_ssize_t count);
 // entry.cpp
 bool intern_names();

@@ -81,9 +81,10 @@ struct Variant {  // of a rope, for heads of some length
   I offset, pairs;
   Tables* tables;
 };
+const int MAX_VARIANTS = 8;
 struct Handles {
   int count;
-  Variant variants[8];
+  Variant variants[MAX_VARIANTS];
 };
 const char HANDLES_NAME[] = "rope_xp.handles";
 
@@ -295,36 +296,51 @@ bool fit_positions(Call& call, char*& buffer, const Variant& v) {
 
 // --- tables --------------------------------------------------------------------------------------
 
-// Finds the digit tables of a rope, and a reference to what they lie in. Returns false, perhaps
-// with an error, where there are none.
-bool find_variant(PyObject* rope, I head_dim, bool inverse, bool wide, Variant& v, Ref& owner) {
+// Finds tables of a rope for a call of so many tokens, and a reference to what they lie in. Small
+// ones do until many rows were computed from them. Returns false, perhaps with an error, where
+// there are none.
+bool find_variant(PyObject* rope, I rows, Variant& wanted, Ref& owner) {
   Ref held(PyObject_GetAttr(rope, handles_name));
   Handles* handles = nullptr;
   if (held.object) handles = (Handles*)PyCapsule_GetPointer(held, HANDLES_NAME);
   if (!handles) PyErr_Clear();
+  const Variant* found = nullptr;
   for (int i = 0; handles && i < handles->count; i++) {
-    v = handles->variants[i];
-    if (v.head_dim == head_dim && v.inverse == inverse && v.wide == wide && v.tables->owner) {
-      owner.object = Py_NewRef(v.tables->owner);
-      return true;
-    }
+    const Variant& v = handles->variants[i];
+    if (v.head_dim == wanted.head_dim && v.inverse == wanted.inverse && v.wide == wanted.wide &&
+        v.tables->owner && (!found || v.tables->low))
+      found = &v;
   }
-  Ref found(PyObject_CallFunction(find_tables, "OLii", rope, (long long)head_dim, inverse, wide));
-  if (!found.object || found == Py_None) return false;
+  const I most = find_threshold(TABLE_ROWS);
+  bool all = wanted.wide || rows >= most;
+  if (found && !found->tables->low) {
+    found->tables->rows += rows;
+    all = found->tables->rows >= most;
+    if (all) found->tables->rows = 0;  // if those that follow are evicted soon
+  }
+  if (found && (found->tables->low || !all)) {
+    wanted = *found;
+    owner.object = Py_NewRef(wanted.tables->owner);
+    return true;
+  }
+  Ref made(PyObject_CallFunction(find_tables, "OLiii", rope, (long long)wanted.head_dim,
+                                 wanted.inverse, wanted.wide, all));
+  if (!made.object || made == Py_None) return false;
   PyObject* capsule;
   int in, out;
-  if (!PyArg_ParseTuple(found, "OppLL", &capsule, &in, &out, &v.offset, &v.pairs)) return false;
-  v.head_dim = head_dim, v.inverse = inverse, v.wide = wide;
-  v.interleaved_in = in, v.interleaved_out = out, v.tables = get_tables(capsule);
-  if (!v.tables || !v.tables->owner) return false;
-  owner.object = Py_NewRef(v.tables->owner);
+  long long offset, pairs;
+  if (!PyArg_ParseTuple(made, "OppLL", &capsule, &in, &out, &offset, &pairs)) return false;
+  wanted.interleaved_in = in, wanted.interleaved_out = out;
+  wanted.offset = offset, wanted.pairs = pairs, wanted.tables = get_tables(capsule);
+  if (!wanted.tables || !wanted.tables->owner) return false;
+  owner.object = Py_NewRef(wanted.tables->owner);
   // Other threads may read the old handles, which do not change.
   Handles* added = (Handles*)malloc(sizeof(Handles));
   if (!added) return true;
   added->count = 0;
-  for (int i = 0; handles && i < handles->count && added->count < 7; i++)
+  for (int i = 0; handles && i < handles->count && added->count < MAX_VARIANTS - 1; i++)
     if (handles->variants[i].tables->owner) added->variants[added->count++] = handles->variants[i];
-  added->variants[added->count++] = v;
+  added->variants[added->count++] = wanted;
   for (int i = 0; i < added->count; i++) added->variants[i].tables->keepers++;
   Ref replaced(PyCapsule_New(added, HANDLES_NAME, free_handles));
   if (!replaced.object || PyObject_GenericSetAttr(rope, handles_name, replaced)) return false;
@@ -495,11 +511,14 @@ PyObject* rotate_by_rope(PyObject*, PyObject* const* args, Py_ssize_t count) {
   e.calls = apart ? 2 : 1;
   Variant v;
   Ref owner, weights[2];
-  const I head_dim = e.x[0].shape[e.x[0].ndim - 1];
-  const bool inverse = e.how & INVERSE, wide = e.x[0].dtype == FLOAT64;
+  v.head_dim = e.x[0].shape[e.x[0].ndim - 1];
+  v.inverse = e.how & INVERSE, v.wide = e.x[0].dtype == FLOAT64;
+  I rows = 1;
+  for (int i = 0; i < e.call[0].axes.count; i++)
+    rows *= e.x[0].shape[e.call[0].axes.batch_tokens[i]];
   memset(&e.call[0].job, 0, sizeof(Job));
   if (!read_norm(e, args[7], e.call[0], weights)) return decline();
-  if (!find_variant(rope, head_dim, inverse, wide, v, owner)) return decline();
+  if (!find_variant(rope, rows, v, owner)) return decline();
   for (int i = 0; i < e.calls; i++) {
     Call& call = e.call[i];
     if (i > 0) memset(&call.job, 0, sizeof(Job)), call.axes = e.call[0].axes;
@@ -590,7 +609,8 @@ PyObject* look_up_angles(PyObject*, PyObject* const* args, Py_ssize_t count) {
   Variant v;
   Ref owner;
   const bool wide = like.dtype == FLOAT64;
-  if (!find_variant(args[0], head_dim, inverse, wide, v, owner)) return decline();
+  v.head_dim = head_dim, v.inverse = inverse, v.wide = wide;
+  if (!find_variant(args[0], count_elements(positions), v, owner)) return decline();
   // Pairs (1, -0), which rotate to cos and sin: a product with 1 is exact, and to add -0 changes no
   // bit. A sum of zeros is -0 only where both are, and there the cosine is positive.
   const I size = wide ? 8 : 4, r = 2 * v.pairs;

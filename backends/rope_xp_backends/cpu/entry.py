@@ -10,9 +10,9 @@ import numpy as np
 
 from rope_xp._arguments.fields import slice_of
 from rope_xp._core.errors import RopeError
-from rope_xp._core.tables import TableKey
+from rope_xp._core.tables import DigitTables, SmallTables, make_table_key
 from rope_xp._dispatch.choose import choice
-from rope_xp._rotation.tables import host_tables
+from rope_xp._rotation.tables import host_tables, small_tables
 from rope_xp.norm import QKNorm
 
 from . import native
@@ -22,7 +22,9 @@ NUMPY, TORCH = 1, 2
 """Libraries, by their numbers."""
 
 
-def find_tables(rope: Any, head_dim: int, inverse: bool, wide: bool) -> tuple[Any, ...] | None:
+def find_tables(
+    rope: Any, head_dim: int, inverse: bool, wide: bool, every_row: bool
+) -> tuple[Any, ...] | None:
     """Return the handle of a rope's tables, its layout on input and output, its slice and pairs.
 
     None where the general way raises, or where a class of the user may change.
@@ -34,9 +36,11 @@ def find_tables(rope: Any, head_dim: int, inverse: bool, wide: bool) -> tuple[An
         if type(part).__module__.partition(".")[0] != "rope_xp":
             return None
         part = getattr(part, "scaling", None)
+    table_key = make_table_key(rope, head_dim, bool(inverse), bool(wide))
     try:
         r, offset = slice_of(rope, head_dim)
-        tables = host_tables(TableKey(rope, head_dim, bool(inverse), bool(wide)))
+        tables: DigitTables | SmallTables
+        tables = host_tables(table_key) if every_row else small_tables(table_key)
     except RopeError:
         return None
     handle = tables.handle or native.read_tables(tables, describe)

@@ -23,6 +23,7 @@ Threshold thresholds[THRESHOLDS] = {
     {"release_bytes", 1 << 15},  // larger arrays are rotated while other threads run Python
     {"thread_elements",
      1 << 19},  // of which a thread rotates at least so many, as starting one takes time
+    {"table_rows", 1 << 12},       // of a rope, computed from small tables before all are
     {"large_bytes", 1 << 25},      // larger arrays leave the last cache before they are read again
     {"angle_bytes", 1 << 14},      // cos and sin of a block, which stay in the first cache,
     {"far_bytes", 1 << 22},        // but in larger arrays where heads lie far apart,
@@ -102,6 +103,7 @@ PyMethodDef methods[] = {
     {"look_up_angles", (PyCFunction)(void*)look_up_angles, METH_FASTCALL, nullptr},
     {"rotate", (PyCFunction)(void*)rotate, METH_FASTCALL, nullptr},
     {"read_tables", read_tables, METH_VARARGS, nullptr},
+    {"read_small_tables", read_small_tables, METH_VARARGS, nullptr},
     {"set_up_numpy", set_up_numpy, METH_VARARGS, nullptr},
     {"set_up_torch", set_up_torch, METH_VARARGS, nullptr},
     {"set_up_calls", set_up_calls, METH_VARARGS, nullptr},

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from rope_xp._core.call import Call, RotationSpec, get_interleaved
 from rope_xp._core.errors import RopeError
 from rope_xp._core.path import PathUnavailable
-from rope_xp._core.tables import DigitTables
+from rope_xp._core.tables import DigitTables, SmallTables
 from rope_xp._dispatch.kernels import decline_norm
 
 DTYPES = ("float16", "bfloat16", "float32", "float64", "int32", "int64")
@@ -77,9 +77,12 @@ def describe_spec(spec: RotationSpec, columns: int) -> tuple[Any, ...]:
     )
 
 
-def read_tables(tables: DigitTables, describe: Describe) -> Any:
+def read_tables(tables: DigitTables | SmallTables, describe: Describe) -> Any:
     """Return the handle by which the native function knows tables, which it keeps alive."""
-    handle = module.read_tables(tuple(tables), describe)
+    if isinstance(tables, SmallTables):
+        handle = module.read_small_tables(tuple(tables), tables.factor, describe)
+    else:
+        handle = module.read_tables(tuple(tables), describe)
     object.__setattr__(tables, "handle", handle)  # an equal one whoever sets it
     return handle
 

@@ -506,6 +506,16 @@ template <class C> struct Angle {
   C cos, sin;
 };
 
+template <class C> struct Scratch {
+  C *cos, *sin;   // of a block, as rows read them
+  C* row;         // cos and sin of a token, in order; spare
+  C* digit_rows;  // of small tables, and their digits
+  I digits[3];
+  C *weights[2], *rest[2];
+  char* buffer;  // of results that wait to be streamed
+  C* spare;      // a row whose pairs move
+};
+
 // The angle a + b. Tables of float64 have cos b - 1, as fractions do.
 template <class C> INLINE Angle<C> compose(Angle<C> a, Angle<C> b, bool less_1) {
   C c = a.cos * b.cos - a.sin * b.sin, s = a.sin * b.cos + a.cos * b.sin;
@@ -540,16 +550,44 @@ template <class C> INLINE Angle<C> find_cosm1_sin(C angle) {
   return {turns == 0 ? cosm1 : c - (C)1, turns & 2 ? -s : s};
 }
 
+// A row of a digit table: where it lies, or as small tables give it for frequencies first to end,
+// as rope_xp/_rotation/tables.py computes it.
+template <class C>
+INLINE const C* find_row(const Job& job, int level, I digit, I first, I end, Scratch<C>& scratch) {
+  const I r = job.pairs;
+  if (sizeof(C) == 8 || job.low) {
+    const void* table = level == 0 ? job.low : level == 1 ? job.middle : job.high;
+    return (const C*)table + digit * 2 * r;
+  }
+  C* __restrict row = scratch.digit_rows + level * 2 * r;
+  if (scratch.digits[level] == digit) return row;  // neighbouring tokens share two of three
+  scratch.digits[level] = first == 0 && end == r ? digit : -1;
+  if (level == 2 && digit == TOP_DIGIT) {
+    for (I j = first; j < end; j++) row[j] = row[j + r] = (C)NAN;
+    return row;
+  }
+  const double *inner = job.inner + (INNER * level + digit % INNER) * 2 * r,
+               *outer = job.outer + (OUTER * level + digit / INNER) * 2 * r;
+  const double factor = level == 0 ? job.factor : 1;
+  for (I j = first; j < end; j++) {
+    const Angle<double> sum =
+        compose<double>({outer[j], outer[j + r]}, {inner[j], inner[j + r]}, false);
+    row[j] = (C)(sum.cos * factor), row[j + r] = (C)(sum.sin * factor);
+  }
+  return row;
+}
+
 // Angles of one position, of frequencies first to end; if `mixed`, of those that read component c.
 template <class C> void look_up_row(const Job& job, I position, const char* fraction, I c, I first,
-                                    I end, bool mixed, C* __restrict cos, C* __restrict sin) {
+                                    I end, bool mixed, Scratch<C>& scratch) {
   const I r = job.pairs;
   const bool inside = position > -LIMIT && position < LIMIT, wide = sizeof(C) == 8;
   const I size = inside ? (position < 0 ? -position : position) : 0;
   const I digit = inside ? size >> 2 * DIGIT_BITS : TOP_DIGIT;
-  const C* low = (const C*)job.low + (size & (DIGIT - 1)) * 2 * r;
-  const C* middle = (const C*)job.middle + (size >> DIGIT_BITS & (DIGIT - 1)) * 2 * r;
-  const C* high = (const C*)job.high + digit * 2 * r;
+  const C* low = find_row(job, 0, size & (DIGIT - 1), first, end, scratch);
+  const C* middle = find_row(job, 1, size >> DIGIT_BITS & (DIGIT - 1), first, end, scratch);
+  const C* high = digit ? find_row(job, 2, digit, first, end, scratch) : nullptr;
+  C* __restrict cos = scratch.row, * __restrict sin = scratch.row + r;
   const bool negative = (position < 0) != (job.inverse && !fraction);
   if (mixed) {
     for (I j = first; j < end; j++)
@@ -582,9 +620,10 @@ template <class C> void look_up_row(const Job& job, I position, const char* frac
 // The angles of a token, in order. a and b are what its positions and fractions, or cos and sin,
 // begin at.
 template <class C>
-void find_angles(const Job& job, I token, const char* a, const char* b, C* cos, C* sin) {
+void find_angles(const Job& job, I token, const char* a, const char* b, Scratch<C>& scratch) {
   const I r = job.pairs;
   if (!job.lookup) {
+    C *cos = scratch.row, *sin = scratch.row + r;
     read_numbers<C>(a, job.a_last, job.angle_dtype, r, cos);
     read_numbers<C>(b, job.b_last, job.angle_dtype, r, sin);
     for (I j = 0; j < r; j++)
@@ -600,8 +639,8 @@ void find_angles(const Job& job, I token, const char* a, const char* b, C* cos, 
     if (a)
       position = job.angle_dtype == INT32 ? read<int32_t>(a + c * job.a_last)
                                           : read<I>(a + c * job.a_last);
-    look_up_row<C>(job, position, b ? b + c * job.b_last : nullptr, c, first, end, is_mixed, cos,
-                   sin);
+    look_up_row<C>(job, position, b ? b + c * job.b_last : nullptr, c, first, end, is_mixed,
+                   scratch);
   }
 }
 
@@ -632,14 +671,6 @@ INLINE void stream(char* y, const char* from, I bytes) {
   memcpy(y, from, bytes);
 #endif
 }
-
-template <class C> struct Scratch {
-  C *cos, *sin;  // of a block, as rows read them
-  C* row;        // cos and sin of a token, in order; spare
-  C *weights[2], *rest[2];
-  char* buffer;  // of results that wait to be streamed
-  C* spare;      // a row whose pairs move
-};
 
 struct Rows {  // rows at equal distances, in bytes
   const char* x;
@@ -772,6 +803,8 @@ template <class C> I lay_out(const Job& job, char* memory, Scratch<C>& scratch) 
   const I row = job.before + 2 * job.pairs + job.after, r2 = 2 * round_up(job.pairs);
   scratch.cos = take(r2 / 2 * job.block), scratch.sin = take(r2 / 2 * job.block);
   scratch.row = take(r2);
+  scratch.digit_rows = take(job.lookup && !job.low ? 6 * job.pairs : 0);
+  for (I& digit : scratch.digits) digit = -1;
   for (int k = 0; k < 2; k++)
     scratch.weights[k] = take(job.normalized ? r2 : 0),
     scratch.rest[k] = take(job.normalized ? row : 0);
@@ -818,7 +851,7 @@ void rotate_rows(const Job& job, I start, I stop, char* memory) {
     for (I i = 0; i < n; i++) {
       const char* a = job.a ? job.a + steps[ANGLES_A] + i * last.steps[ANGLES_A] : nullptr;
       const char* b = job.b ? job.b + steps[ANGLES_B] + i * last.steps[ANGLES_B] : nullptr;
-      find_angles<C>(job, token + i, a, b, scratch.row, scratch.row + r);
+      find_angles<C>(job, token + i, a, b, scratch);
       arrange<T, IN, OUT, SKEWED>(scratch.row, scratch.cos + i * angles, r);
       arrange<T, IN, OUT, SKEWED>(scratch.row + r, scratch.sin + i * angles, r);
     }

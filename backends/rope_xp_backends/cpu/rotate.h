@@ -15,6 +15,7 @@ const int MAX_DIMS = 16, MAX_SEGMENTS = 8;
 const I LIMIT = I(1) << 31;  // bound of the modulus of positions
 const int DIGIT_BITS = 11;   // positions have three digits in base 2048
 const I DIGIT = I(1) << DIGIT_BITS;
+const int INNER = 32, OUTER = 64;             // small tables have rows of two digits of each digit
 const I TOP_DIGIT = LIMIT >> 2 * DIGIT_BITS;  // the row of NaNs, for positions out of range
 
 struct Dim {
@@ -52,6 +53,9 @@ struct Job {
   int operands;
   Operand operand[2];
   const void *low, *middle, *high, *frequencies;
+  const double *inner,
+      *outer;                // small tables, from which rows of those are computed if low is null
+  double factor;             // of low rows of small tables
   const int32_t* component;  // that each frequency reads; null where all read the first
   I segments;  // runs of frequencies that read one component; 0: each is looked up apart
   Segment segment[MAX_SEGMENTS];
