@@ -58,17 +58,18 @@ def _expand(small: SmallTables) -> DigitTables:
 
     That is 20 times as fast as their cos and sin, and off by 2e-16 at most.
     """
-    tables, start = [], 0
+    tables, start, pairs = [], 0, small.inner.shape[1] // 2
     # The factor goes into one table before rounding, which costs no accuracy.
     for i, (rows, factor) in enumerate(((DIGIT, small.factor), (DIGIT, 1.0), (TOP_DIGIT, 1.0))):
         count = rows // INNER
         inner_cos, inner_sin = np.split(small.inner[INNER * i : INNER * (i + 1)], 2, axis=1)
         outer = small.outer[start : start + count, None]
         outer_cos, outer_sin = np.split(outer, 2, axis=2)
-        cos = (outer_cos * inner_cos - outer_sin * inner_sin) * factor
-        sin = (outer_sin * inner_cos + outer_cos * inner_sin) * factor
-        table = np.concatenate([cos, sin], axis=2, dtype=np.float32, casting="same_kind")
-        tables.append(table.reshape(rows, -1))
+        table = np.empty((rows, 2 * pairs), np.float32)
+        split = table.reshape(count, INNER, 2 * pairs)
+        split[..., :pairs] = (outer_cos * inner_cos - outer_sin * inner_sin) * factor
+        split[..., pairs:] = (outer_sin * inner_cos + outer_cos * inner_sin) * factor
+        tables.append(table)
         start += count
     low, middle, high = tables
     rounded = map(_read_only, (low, middle, _with_nan(high)))

@@ -751,7 +751,8 @@ void rotate_block(const Job& job, int k, const char* x, char* y, const char* off
   const bool in_place = o.x == o.y,
              copies = !in_place && !(NORM && job.normalizes_rest) && before + after;
   const bool tokens_first =
-      offsets || (o.x_head < 0 ? -o.x_head : o.x_head) <= (x_token < 0 ? -x_token : x_token);
+      offsets || dim.length == 1 ||
+      (o.x_head < 0 ? -o.x_head : o.x_head) <= (x_token < 0 ? -x_token : x_token);
   const I outer = tokens_first ? tokens : o.heads, inner = tokens_first ? o.heads : tokens;
   const I x_outer = tokens_first ? x_token : o.x_head, x_inner = tokens_first ? o.x_head : x_token;
   const I y_outer = tokens_first ? y_token : o.y_head, y_inner = tokens_first ? o.y_head : y_token;
