@@ -1,7 +1,9 @@
 """Bounded caches, safe under threads and forks, each listed in ``REGISTRY``."""
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, ParamSpec, TypeVar
 
@@ -63,6 +65,13 @@ def _name(function: Any) -> str:
     return f"{function.__module__}.{function.__qualname__}"
 
 
+def _evict_first(entries: OrderedDict[_K, Any]) -> list[_K]:
+    """Remove the oldest entry and return its key; none where a signal's handler cleared all."""
+    with suppress(KeyError):
+        return [entries.popitem(last=False)[0]]  # at once: no handler runs amid it
+    return []
+
+
 class BoundedCache(dict[Any, Any]):
     """A cache that approximates LRU eviction. A hit takes no lock.
 
@@ -76,7 +85,7 @@ class BoundedCache(dict[Any, Any]):
     def __init__(self, name: str, max_entries: int) -> None:
         super().__init__()
         self.max_entries = max_entries
-        self._old: dict[Any, Any] = {}
+        self._old: OrderedDict[Any, Any] = OrderedDict()
         REGISTRY[name] = self
 
     def __missing__(self, key: Any) -> Any:
@@ -102,7 +111,7 @@ class BoundedCache(dict[Any, Any]):
             self._old.pop(key, None)
             self[key] = value
             if len(self) > self.max_entries:
-                self._old.pop(next(iter(self._old), None), None)  # a collection may clear it
+                _evict_first(self._old)
 
     def cache_clear(self) -> None:
         with DICT_LOCK:
@@ -110,7 +119,7 @@ class BoundedCache(dict[Any, Any]):
             self.clear()
 
 
-_ORDER: dict[tuple["TableCache", Any], int] = {}
+_ORDER: OrderedDict[tuple["TableCache", Any], int] = OrderedDict()
 """Bytes of all cached tables, the oldest first."""
 _ALWAYS_KEPT = 2
 """Device tables are copied from host tables, so both sets must fit."""
@@ -133,9 +142,8 @@ class TableCache(dict[Any, Any]):
             tables = self.setdefault(key, tables)
             _ORDER[self, key] = _count_bytes(tables)
             while len(_ORDER) > _ALWAYS_KEPT and sum(_ORDER.values()) > MAX_BYTES:
-                cache, oldest = next(iter(_ORDER))
-                del _ORDER[cache, oldest]
-                cache.pop(oldest, None)
+                for cache, oldest in _evict_first(_ORDER):
+                    cache.pop(oldest, None)
         return tables
 
     def cache_clear(self) -> None:

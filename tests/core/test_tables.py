@@ -93,6 +93,46 @@ def test_the_two_newest_tables_are_kept_beyond_the_bound_of_bytes():
         assert all(host_tables(k) is t for k, t in tables.items())
 
 
+@pytest.mark.usefixtures("room_for_six")
+def test_caches_may_be_cleared_amid_any_of_their_steps():
+    """As a handler of a signal or a finalizer may do, which runs between two steps of Python."""
+    bounded, bases = caches.BoundedCache("test", 4), itertools.count(9000)
+    del caches.REGISTRY["test"]
+    codes = {caches.TableCache.__missing__.__code__, caches.BoundedCache.store.__code__}
+    codes |= {caches.BoundedCache.__missing__.__code__, caches._evict_first.__code__}
+    steps = 0
+
+    def trace(frame, event, _):
+        nonlocal steps
+        if frame.f_code not in codes:
+            return trace if event == "call" else None
+        frame.f_trace_opcodes = True
+        steps += event == "opcode"
+        if steps == chosen:
+            steps += 1
+            sys.settrace(None)
+            rope_xp.clear_caches()
+            bounded.cache_clear()
+            sys.settrace(trace)
+        return trace
+
+    for chosen in itertools.count(1):
+        steps = 0
+        tables = [key(float(next(bases)), 32) for _ in range(7)]
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            for i, table_key in enumerate(tables):
+                bounded.store(i, i)
+                assert bounded.get(i) in (i, None)
+                assert host_tables(table_key).low.shape == (2048, 32)
+        finally:
+            sys.settrace(before)
+        assert count_bytes() <= caches.MAX_BYTES
+        if steps < chosen:
+            break
+
+
 def test_every_cache_has_a_bound_and_lies_in_one_module():
     home = Path(caches.__file__)
     folders = [home.parents[1], Path(importlib.import_module("rope_xp_backends").__file__).parent]

@@ -1,12 +1,40 @@
 """torch: its glue and its fast paths."""
 
-import array_api_compat.torch as xp
+from typing import Any
+
+import torch
 
 from rope_xp._core.versions import check_version
 
 check_version("torch")
 
 from .library import Torch  # noqa: E402  # an older version fails there without a reason
-from .paths import TorchNative, Triton  # noqa: E402  # needs what library.py checks
 
-BACKEND = Torch("torch", xp, (Triton(), TorchNative()))
+
+class _Plain(Torch):
+    """The glue of plain tensors. What the entry does not need is imported by the first other call.
+
+    That are operators and kernels of GPUs: 20 ms. By import statements, which torch.compile traces.
+    """
+
+    def __init__(self) -> None:
+        self.name = "torch"
+
+    def __getattr__(self, name: str) -> Any:
+        value: Any
+        if name == "paths":
+            from . import paths
+
+            value = paths.PATHS
+        elif name == "xp":
+            from . import namespace
+
+            value = namespace.xp
+        else:
+            raise AttributeError(f"a backend of torch has no {name}")
+        if not torch.compiler.is_dynamo_compiling():
+            setattr(self, name, value)
+        return value
+
+
+BACKEND = _Plain()

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import array_api_compat.torch as xp
 import torch
 
 from rope_xp._arguments.out import check_out
@@ -24,6 +23,7 @@ from . import private
 from .cpu import rotate_on_cpu
 from .gpu import rotate_on_gpu
 from .library import Tensors, Torch, is_plain
+from .namespace import xp
 from .op_args import N_TENSORS, OpArgs, OpNorm
 from .op_checks import check_arguments, check_devices
 from .results import allocate_result, empty_result

@@ -69,6 +69,9 @@ class TorchNative(Path):
         return _call_operator(call)
 
 
+PATHS = (Triton(), TorchNative())
+
+
 def _call_operator(call: Call, *, on_gpu: bool = False) -> Tensors:
     results: Tensors = ()
     for part in call.split(one_dtype=True):
