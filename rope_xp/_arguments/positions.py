@@ -14,8 +14,6 @@ from rope_xp._core.typing import Array
 from rope_xp._dispatch.backend import Backend
 from rope_xp._rotation.fractions import DOUBLE, SINGLE
 
-_READ = (np.ndarray, int, float, list, tuple, range)
-
 
 def resolve_positions(
     backend: Backend,
@@ -87,21 +85,6 @@ def read_host(
         return whole, None, position_range
     part = np.subtract(exact, host, out=exact)
     return whole, part if double else part.astype(np.float32), position_range
-
-
-def read_rows(
-    positions: Any, integer: type[np.integer[Any]], double: bool
-) -> tuple[tuple[np.ndarray, ...], PositionRange] | None:
-    """Return whole and fractional parts, and their range; None if only the slow path can read."""
-    if type(positions) not in _READ:
-        return None
-    try:
-        whole, part, position_range = read_host(positions, integer, double, "positions")
-    except (RopeError, TypeError):
-        return None
-    if not whole.shape:
-        whole, part = whole.reshape(1), None if part is None else part.reshape(1)
-    return (whole,) if part is None else (whole, part), position_range
 
 
 def check_fractions(backend: Backend, argument: str, part: Any, table_key: TableKey) -> None:

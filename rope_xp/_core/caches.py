@@ -46,7 +46,7 @@ def pin(arrays: Iterable[Any]) -> None:
 
 
 def clear_caches() -> None:
-    """Free the tables, call plans and parsed names that the library caches.
+    """Free the tables, launches and parsed names that the library caches.
 
     Compiled kernels stay, and so do tables that a captured CUDA graph reads.
 

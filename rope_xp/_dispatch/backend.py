@@ -70,7 +70,7 @@ class Backend:
     ) -> Any:
         """Run a call as it was written, or return None before anything is written.
 
-        The general way then takes it, which alone raises errors of arguments. ``how`` is a sum of
+        The slow path then takes it, which alone raises errors of arguments. ``how`` is a sum of
         the flags in :mod:`rope_xp._dispatch.how`.
         """
         return None
@@ -96,7 +96,7 @@ class Backend:
     def look_up_angles(
         self, rope: Any, positions: Any, like: Array, head_dim: int | None, inverse: bool
     ) -> Any:
-        """Return cos and sin, side by side in one array; None to leave it to the general way."""
+        """Return cos and sin, side by side in one array; None to leave it to the slow path."""
         return None
 
     def is_compiling(self) -> bool:

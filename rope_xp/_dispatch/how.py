@@ -13,4 +13,4 @@ RECORDED = 8
 GIVEN_COLUMNS = 16
 """A single row of cos and sin may be that of several tokens."""
 CHECK_COLUMNS = 32
-"""Tables of columns that look as if they held each angle twice are left to the general way."""
+"""Tables of columns that look as if they held each angle twice are left to the slow path."""

@@ -36,15 +36,15 @@ def put(request) -> Callable[[np.ndarray], Any]:
 
 @pytest.fixture
 def check(monkeypatch):
-    """Compare the entry, which has to take a call, with the general way and the portable path."""
+    """Compare the entry, which has to take a call, with the slow path and the portable path."""
 
     def compare(call: Callable[[], Any]) -> None:
         def run() -> tuple[np.ndarray, ...]:
             results = call()
             return tuple(map(np.asarray, results if isinstance(results, tuple) else (results,)))
 
-        general, at_once = run_both_ways(run, monkeypatch)
-        same(at_once, general)
+        slow, at_once = run_both_ways(run, monkeypatch)
+        same(at_once, slow)
         same(at_once, truth(run))
 
     return compare
@@ -61,7 +61,7 @@ ROPES = {
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES)
 @pytest.mark.parametrize("axes", [None, "bhsd", "sbhd"])
-def test_the_entry_has_the_bits_of_the_general_way(put, axes, rope, dtype, rng, check):
+def test_the_entry_has_the_bits_of_the_slow_path(put, axes, rope, dtype, rng, check):
     lead = (2,) if rope.position_axes else ()
     for tokens, batch in ((1, 1), (2, 2)):
         q, k = (put(sample(rng, *shape, 8, dtype=dtype)) for shape in lay_out(axes, batch, tokens))
@@ -96,7 +96,7 @@ def look_up(rope: RoPE, positions: Any, like: Any) -> tuple[Any, ...]:
     return angles.cos, angles.sin, *(angles.inverse or ())
 
 
-def test_angles_and_norms_have_the_bits_of_the_general_way(put, rng, check):
+def test_angles_and_norms_have_the_bits_of_the_slow_path(put, rng, check):
     q, k, places = put(sample(rng, 2, 3, 4, 8)), put(sample(rng, 2, 3, 2, 8)), put(np.arange(3))
     angles, tables = HALF.at(places, like=q), HALF.cos_sin([1, 2, 3], 8)
     q_weight, k_weight = put(sample(rng, 8)), put(sample(rng, 8))
@@ -165,7 +165,7 @@ def test_positions_out_of_range_raise_before_anything_is_written(put, bad, token
         np.testing.assert_array_equal(x, before)
 
 
-def test_what_may_be_wrong_is_refused_as_by_the_general_way(put, monkeypatch):
+def test_what_may_be_wrong_is_refused_as_on_the_slow_path(put, monkeypatch):
     """The entry leaves it to Python, before anything is written."""
     q, k = put(np.ones((2, 3, 4, 8), np.float32)), put(np.ones((2, 3, 2, 8), np.float32))
     cos, sin = (put(np.asarray(t)) for t in HALF.cos_sin([1, 2, 3], 8))
@@ -373,8 +373,8 @@ def test_gradients_are_recorded_at_once(monkeypatch):
             losses = (rotated_q * used).sum() + (rotated_k * used).sum(), (rotated_k * used).sum()
             return tuple(torch.autograd.grad(loss, k, retain_graph=True)[0] for loss in losses)
 
-        general, at_once = run_both_ways(train, monkeypatch)
-        for got, expected in zip(at_once, general, strict=True):
+        slow, at_once = run_both_ways(train, monkeypatch)
+        for got, expected in zip(at_once, slow, strict=True):
             assert torch.equal(got, expected)
 
 

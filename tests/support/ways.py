@@ -1,4 +1,4 @@
-"""The two ways of a call: the native entry, and the general way, which checks in Python."""
+"""The two ways of a call: the native entry, and the slow path, which checks in Python."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,7 @@ GENERAL = (parse, "rotate"), (parse_tables, "rotate"), (parse_tables, "apply_tab
 
 
 def decline_all(patch: pytest.MonkeyPatch) -> None:
-    """Have the entry of every library leave all calls to the general way."""
+    """Have the entry of every library leave all calls to the slow path."""
     for cls in {type(library.load()) for library in find.libraries if library.name in _here()}:
         for name in ENTRIES:
             patch.setattr(cls, name, getattr(Backend, name))
@@ -27,11 +27,11 @@ def _here() -> list[str]:
 
 
 def run_both_ways(call: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
-    """Return the results of a call by the general way, and of the entry, which takes it."""
+    """Return the results of a call by the slow path, and of the entry, which takes it."""
     with monkeypatch.context() as patch:
         decline_all(patch)
-        general = call()
+        slow = call()
     with monkeypatch.context() as patch:
         for module, name in GENERAL:
-            patch.setattr(module, name, lambda *_, **__: pytest.fail("it took the general way"))
-        return general, call()
+            patch.setattr(module, name, lambda *_, **__: pytest.fail("it took the slow path"))
+        return slow, call()

@@ -449,16 +449,17 @@ bool read_group(PyObject* group, PyObject* describe, Array* to, int most, int* c
   return true;
 }
 
-// rotate(arrays, results, weights, angles, offsets, tables, spec, describe, limit_threads, checks)
+// rotate(arrays, results, weights, angles, offsets, tables, spec, describe, limit_threads,
+// prepares)
 //
 // tables: a handle of read_tables, or None where angles are cos and sin.
 // spec: (batch and tokens axes, heads axis or -1, interleaved_in, interleaved_out, inverse, offset,
 // pairs, columns, eps or None, weight_offset, normalizes_rest). columns: the axis of components of
 // positions, 0 for the first, 1 for the last, -1 for none; or the step between columns of cos and
 // sin that are read.
-// Returns whether arrays were rotated. If not, nothing was written: an array has no memory, or of
-// the `checks` 1 found positions out of range, or 2 did not see that results overlap nothing else.
-// Check 4 returns the bytes of the job in place of running it, for kernels of another processor.
+// Returns whether arrays were rotated. If not, nothing was written, as an array has no memory.
+// If it `prepares`, it returns the bytes of the job in place of running it, for kernels of another
+// processor.
 PyObject* rotate(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (count != 10 || !PyTuple_Check(args[6]))
     return fail("rotate takes ten arguments, of which spec is a tuple"), nullptr;
@@ -486,30 +487,18 @@ PyObject* rotate(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (call.arrays < 1 || call.arrays != results || (!job.lookup && call.angles != 2))
     return fail("arguments do not fit each other"), nullptr;
   call.has_offsets = offsets == 1;
-  const Array whole_angle[] = {call.angle[0], call.angle[1]};
   if (!place_operands(call) || !read_angles(call, columns)) return nullptr;
   if (job.lookup) {
     const Tables* tables = get_tables(args[5]);
     if (!tables || !place_tables(call, tables, columns >= 0)) return nullptr;
   }
   if (call.has_offsets && !place_offsets(call)) return nullptr;
-  const long checks = PyLong_AsLong(args[9]);
-  if (PyErr_Occurred()) return nullptr;
-  const bool in_place[] = {
-      PyTuple_GetItem(args[0], 0) == PyTuple_GetItem(args[1], 0),
-      call.arrays > 1 && PyTuple_GetItem(args[0], 1) == PyTuple_GetItem(args[1], 1)};
-  const Array* others[4];
-  int count_others = 0;
-  for (int k = 0; k < call.angles; k++) others[count_others++] = &whole_angle[k];
-  for (int k = 0; k < call.weights; k++)
-    if (call.weight[k].ndim) others[count_others++] = &call.weight[k];
-  if (absent || ((checks & 2) &&
-                 !are_results_apart(call.y, call.x, in_place, call.arrays, others, count_others)))
-    Py_RETURN_FALSE;
+  const int prepares = PyObject_IsTrue(args[9]);
+  if (prepares < 0) return nullptr;
+  if (absent) Py_RETURN_FALSE;
   collapse(call);
   if (job.rows == 0) Py_RETURN_TRUE;
-  if ((checks & 1) && job.lookup && exceeds_limit(call)) Py_RETURN_FALSE;
-  if (checks & 4) return PyBytes_FromStringAndSize((const char*)&job, sizeof job);
+  if (prepares) return PyBytes_FromStringAndSize((const char*)&job, sizeof job);
   if (!run(call, limit)) return nullptr;
   Py_RETURN_TRUE;
 }

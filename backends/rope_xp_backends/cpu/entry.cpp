@@ -1,5 +1,5 @@
 // The entry: a call as users write it, checked and run at once. Whatever is unusual, or may be
-// wrong, is left to the general way in Python, before anything is written: these functions return
+// wrong, is left to the slow path in Python, before anything is written: these functions return
 // None.
 #include <math.h>
 #include <stdlib.h>
@@ -21,7 +21,7 @@ enum {
   FUNCTION_MODES,
   TRANSFORMS,
   DISPATCH_MODES,
-  TRACING_STATE,
+  IS_TRACING,
   IS_PROFILED,
   IS_OBSERVED,
   IS_GRAD_ENABLED,
@@ -61,12 +61,12 @@ bool asks_true(PyObject* x, int function) {
 // Whether a mode, transform, tracer or profiler sees operations on tensors.
 bool is_observed() {
   if (is_true(ask(TORCH, FUNCTION_MODES), true)) return is_true(ask(TORCH, IS_OBSERVED), true);
-  Ref state(ask(TORCH, TRACING_STATE));
   Ref level(PyObject_GetAttr(functions[TORCH][FORWARD_MODE], level_name));
   const long number = level.object ? PyLong_AsLong(level) : 0;
   if (PyErr_Occurred()) PyErr_Clear();
-  return state != Py_None || number >= 0 || is_true(ask(TORCH, TRANSFORMS), true) ||
-         is_true(ask(TORCH, DISPATCH_MODES), true) || is_true(ask(TORCH, IS_PROFILED), true);
+  return number >= 0 || is_true(ask(TORCH, IS_TRACING), true) ||
+         is_true(ask(TORCH, TRANSFORMS), true) || is_true(ask(TORCH, DISPATCH_MODES), true) ||
+         is_true(ask(TORCH, IS_PROFILED), true);
 }
 
 bool read_float(PyObject* object, double& to) {

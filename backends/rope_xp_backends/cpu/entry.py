@@ -27,7 +27,7 @@ def find_tables(
 ) -> tuple[Any, ...] | None:
     """Return the handle of a rope's tables, its layout on input and output, its slice and pairs.
 
-    None where the general way raises, or where a class of the user may change.
+    None where the slow path raises, or where a class of the user may change.
     """
     part = rope if hasattr(type(rope), "_handles") else None
     if part is None:

@@ -15,9 +15,6 @@ from rope_xp._dispatch.kernels import decline_norm
 DTYPES = ("float16", "bfloat16", "float32", "float64", "int32", "int64")
 """The dtypes that kernels read, by their numbers."""
 MAX_AXES = 16
-CHECK_POSITIONS, CHECK_OVERLAP = 1, 2
-"""What the native function checks before it writes, and then leaves the call to the slow path."""
-
 Arrays: TypeAlias = tuple[Any, ...]
 Describe: TypeAlias = Callable[[Any], tuple[int, int, tuple[int, ...], tuple[int, ...]]]
 """Returns the address of an array, the number of its dtype (beyond DTYPES for any other), its
@@ -97,33 +94,28 @@ class Rotate:
     limit: Callable[[], int]
     """Returns how many threads may run."""
 
-    def __call__(
+    def run(
         self,
         arrays: Arrays,
         results: Arrays,
         weights: Arrays,
         angles: Arrays,
         tables: DigitTables | None,
-        checks: int = 0,
         offsets: Arrays = (),
-    ) -> bool:
-        """Rotate arrays of one dtype into results, or return False before anything is written.
+    ) -> None:
+        """Rotate arrays of one dtype into results, which overlap nothing else.
 
         ``angles`` are positions and their fractions, or without tables cos and sin. An array is in
-        place if it is its own result. False: ``checks`` found something, or an array, such as a
-        functional tensor, has no memory.
+        place if it is its own result. Raise PathUnavailable before anything is written if an array,
+        such as a functional tensor, has no memory.
         """
         handle = tables and (tables.handle or read_tables(tables, self.describe))
         operands = arrays, results, weights, angles, offsets, handle
         try:
-            done: bool = module.rotate(*operands, self.spec, self.describe, self.limit, checks)
+            done: bool = module.rotate(*operands, self.spec, self.describe, self.limit, False)
         except RopeError:  # of the number of threads
             raise
         except ValueError as error:  # a class that lies about its shape, or a call of the operator
             raise RopeError(f"the arrays of a rotation do not fit each other: {error}") from error
-        return done
-
-    def run(self, *arguments: Any, **options: Any) -> None:
-        """Do the same, or raise PathUnavailable."""
-        if not self(*arguments, **options):
+        if not done:
             raise PathUnavailable("an array has no memory")

@@ -45,7 +45,7 @@ if is_available():
 
 
 def _decline(*_: Any) -> None:
-    """Leave a call to the general way."""
+    """Leave a call to the slow path."""
 
 
 native_rotate_by_rope = native_rotate_by_tables = native_look_up_angles = _decline

@@ -78,7 +78,7 @@ def is_current(x: torch.Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class TritonLaunch:
-    """Launches a kernel by the plan of a signature. It holds no tensors."""
+    """Launches a kernel by a plan, on tensors that lie like those of the plan. It holds none."""
 
     run: RunKernel
     plan: TritonPlan

@@ -2,7 +2,7 @@
 
 A key holds a rope or options, and the class, dtype, shape, strides and alignment of every tensor. A
 launch holds no tensors, and refers to tables weakly. Calls that may be errors, such as results that
-may overlap, are left to the general way.
+may overlap, are left to the slow path.
 """
 
 import weakref
@@ -133,7 +133,7 @@ def _sign(
     norm: Any,
     how: int,
 ) -> Signature | None:
-    """Return the signature of a call, None where the general way has to look."""
+    """Return the signature of a call, None where the slow path has to look."""
     x, weights, outs = arrays[0], (), (out,) if how & ONE and out is not None else out
     norm = read_norm(norm)
     fits = outs is None or (type(outs) is tuple and len(outs) == len(arrays))
@@ -175,10 +175,10 @@ def _run(
     rotate_back: recorded.RotateBack,
     how: int,
 ) -> Any:
-    """Launch as for an earlier call, or run the general way and keep its launch."""
+    """Launch as for an earlier call, or run the slow path and keep its launch."""
     try:
         cached = CALLS.get(signature.key)
-    except TypeError:  # an option without a hash, for which the general way raises
+    except TypeError:  # an option without a hash, for which the slow path raises
         return None
     results = None if cached is None else _launch(cached, signature)
     if results is None:

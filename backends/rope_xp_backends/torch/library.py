@@ -1,4 +1,4 @@
-"""The glue of torch: signatures of eager calls, tensors, their memory, in-place writes."""
+"""The glue of torch: tensors, their memory, in-place writes."""
 
 from collections.abc import Callable, Hashable
 from typing import TypeAlias

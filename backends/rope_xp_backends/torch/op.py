@@ -146,8 +146,8 @@ class EagerRotate(torch.autograd.Function):
     """The same outside transforms and tracing, in a third of the time.
 
     ``op_args_for`` returns the operator's arguments for angle inputs, which alone are saved
-    tensors: digit tables are no caller's. Activation checkpointing demands that cached calls and
-    the slow path save the same tensors in the same order.
+    tensors: digit tables are no caller's. Activation checkpointing demands that the entry saves
+    the same tensors in the same order, see recorded.py.
     """
 
     @staticmethod

@@ -31,7 +31,7 @@ _vmap_type: Any = _resolve("_C._functorch.TransformType.Vmap")
 _dispatch_modes: Callable[[], int] | None = _resolve("_C._len_torch_dispatch_stack")
 _function_modes: Callable[[], int] | None = _resolve("_C._len_torch_function_stack")
 _function_mode_at: Callable[[int], object] | None = _resolve("_C._get_function_stack_at")
-_tracing_state: Callable[[], object] | None = _resolve("_C._get_tracing_state")
+_is_tracing: Callable[[], bool] | None = _resolve("_C._is_tracing")
 _is_profiled: Callable[[], bool] | None = _resolve("_C._autograd._profiler_enabled")
 _default_device: Any = _resolve("DeviceContext", "torch.utils._device")
 _without_transforms: Any = _resolve("_C._DisableFuncTorch")
@@ -104,7 +104,7 @@ def is_observed() -> bool:
     A default device does not: nothing here makes a tensor without naming its device.
     """
     # Each call takes as long as to read an attribute of a tensor.
-    if not (_function_modes and _function_mode_at and _tracing_state and _is_profiled):
+    if not (_function_modes and _function_mode_at and _is_tracing and _is_profiled):
         return True
     if _transforms_active is None or _dispatch_modes is None:
         return True
@@ -113,7 +113,7 @@ def is_observed() -> bool:
         (modes and any(type(_function_mode_at(i)) is not _default_device for i in range(modes)))
         or _transforms_active()
         or _dispatch_modes()
-        or _tracing_state() is not None
+        or _is_tracing()
         or _is_profiled()
         or getattr(_forward_mode, "_current_level", 0) >= 0
     )
@@ -123,7 +123,7 @@ OBSERVERS = (
     _function_modes,
     _transforms_active,
     _dispatch_modes,
-    _tracing_state,
+    _is_tracing,
     _is_profiled,
     is_observed,
 )

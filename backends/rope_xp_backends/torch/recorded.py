@@ -69,7 +69,7 @@ def copy_positions(positions: Any) -> Tensors | None:
 
 
 def rotate_by_rope(rope: Any, q: Any, k: Any, positions: Any, axes: Any, how: int) -> Any:
-    """Rotate as the entry does, and record it; None to leave that to the general way."""
+    """Rotate as the entry does, and record it; None to leave that to the slow path."""
     arrays = (q,) if how & ONE else (q, k)
     saved = copy_positions(positions) if need_gradients(arrays) else None
     if saved is None:
