@@ -21,7 +21,9 @@ class TableKey(NamedTuple):
 
 def make_table_key(rope: Rope, head_dim: int, inverse: bool, double: bool) -> TableKey:
     """Return the key of tables; without an attention factor those of the inverse are the same."""
-    return TableKey(rope, head_dim, inverse and rope.attention_factor != 1.0, double)
+    if inverse and rope.attention_factor == 1.0:  # no expression, of which Dynamo makes a symbol
+        inverse = False
+    return TableKey(rope, head_dim, inverse, double)
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)

@@ -63,7 +63,7 @@ class Emulated:
 
     def __init__(self, program):
         self.rotated, self.native = 0, _loaded.module
-        self.read_tables = self.native.read_tables
+        self.read_tables, self.set_up_numpy = self.native.read_tables, self.native.set_up_numpy
         self.table, headers, *_, count = struct.unpack_from("<QQQIHHH", program, 24)
         segments = struct.iter_unpack("<2I6Q", program[headers : headers + 56 * count])
         self.segments = [
@@ -111,8 +111,8 @@ def _map_pages(emulator, _access, address, size, *_):
 @pytest.mark.exhaustive
 def test_kernels_for_aarch64_have_the_bits_of_numpy(native, monkeypatch, tmp_path, rng):
     emulated = Emulated(build(tmp_path))
-    monkeypatch.setattr(_loaded, "module", emulated)
     decline_all(monkeypatch)
+    monkeypatch.setattr(_loaded, "module", emulated)
     for layout, dtype, normalizes in CASES:
         rope = RoPE(layout=layout, rotary_dim=26, rotary_offset=2)
         q, k = (sample(rng, 2, 5, heads, 30, dtype=dtype) for heads in (3, 1))
