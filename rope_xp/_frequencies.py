@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from rope_xp._arguments import fields, parse, table_forms
 from rope_xp._core import numbers
 from rope_xp._core.errors import RopeError
+from rope_xp._core.slices import slice_of
 from rope_xp._core.typing import Array, Device, Layout, Namespace
 from rope_xp._dispatch import find
 from rope_xp._rotation.frequencies import inverse_frequencies
@@ -138,7 +139,7 @@ class RopeFields:  # noqa: PLW1641  # dataclass adds the hash
         [1.0, 0.1, 0.01, 0.001]
         """
         head_dim = numbers.check_positive_int("head_dim", head_dim)
-        r, _ = fields.slice_of(self, head_dim)
+        r, _ = slice_of(self, head_dim)
         if self.scaling is None:
             return inverse_frequencies(self.base, r)
         with np.errstate(all="ignore"):  # overflow gives inf, which is refused below
@@ -275,7 +276,7 @@ class RopeFields:  # noqa: PLW1641  # dataclass adds the hash
 
 def initial_frequencies(rope: RopeFields, head_dim: int, heads: int = 1) -> NDArray[np.float64]:
     """Return the frequencies of a RoPE in the shape for :func:`rope_xp.apply_frequencies`."""
-    r, offset = fields.slice_of(rope, head_dim)
+    r, offset = slice_of(rope, head_dim)
     if offset or rope.attention_factor != 1.0:
         raise RopeError(
             "learned frequencies need rotary_offset = 0 and attention_factor = 1; this rope has "

@@ -12,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from rope_xp._arguments import fields
 from rope_xp._core import numbers
 from rope_xp._core.errors import RopeError
+from rope_xp._core.slices import slice_of
 from rope_xp.rope import RoPE
 
 __all__ = ["model", "nodes"]
@@ -143,7 +144,7 @@ def model(
 
 def _check_expressible(rope: RoPE, head_dim: int) -> int:
     """Check that the operator can express the rope; return how many components it rotates."""
-    rotary_dim, offset = fields.slice_of(rope, head_dim)
+    rotary_dim, offset = slice_of(rope, head_dim)
     if rope.layout == "interleaved_to_half":
         problem = "layout='interleaved_to_half'; use 'interleaved', with the same scores"
     elif rope.position_axes is not None:

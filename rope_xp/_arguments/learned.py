@@ -10,6 +10,7 @@ from rope_xp._arguments.positions import check_positions_shape, read_host, wrong
 from rope_xp._core.call import Axes, Call, RotationSpec
 from rope_xp._core.dtypes import FLOATS, INTEGERS
 from rope_xp._core.errors import RopeError
+from rope_xp._core.slices import resolve_slice
 from rope_xp._core.typing import Array, Device, Layout
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
@@ -27,7 +28,7 @@ def apply_frequencies(
     backend, where, doubles = parse.check_arrays((q, k), axes)
     frequencies = _check_frequencies(backend, q, frequencies)
     shape = tuple(frequencies.shape)
-    slice_ = fields.resolve_slice(q.shape[-1], 2 * shape[-1], 0, None)
+    slice_ = resolve_slice(q.shape[-1], 2 * shape[-1], 0, None)
     components = shape[0] if len(shape) == 3 else 0
     positions = _check_positions(backend, q, where, positions, components)
     if per_head := len(shape) > 1 and shape[-2] != 1:

@@ -1,12 +1,12 @@
 """From arguments to a checked Call, before anything is computed."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from rope_xp._arguments import checks
 from rope_xp._arguments.axes import check_fit, parse_axes
-from rope_xp._arguments.fields import slice_of
 from rope_xp._arguments.norm import check_norm
 from rope_xp._arguments.out import check_out
 from rope_xp._arguments.positions import (
@@ -26,9 +26,10 @@ from rope_xp._core.call import (
 )
 from rope_xp._core.errors import RopeError
 from rope_xp._core.protocols import Rope, count_components
+from rope_xp._core.slices import slice_of
 from rope_xp._core.tables import TableKey, make_table_key
 from rope_xp._core.typing import Array, Layout
-from rope_xp._dispatch import find
+from rope_xp._dispatch import find, how
 from rope_xp._dispatch.backend import Backend
 
 _PYTHON = (int, float, list, tuple, range)
@@ -100,6 +101,28 @@ def rotate(
     out = check_out(backend, arrays, out, inputs, weights)
     spec = RotationSpec(where, rope.layout, *slice_, inverse, norm)
     return Call(backend, arrays, tuple(angles), out, spec, weights)
+
+
+def rotate_by_rope(
+    rope: Rope,
+    arrays: tuple[Array, ...],
+    positions: Any,
+    axes: Any,
+    out: Any,
+    norm: Any,
+    flags: int,
+) -> Call:
+    """Return the call that the entry would run."""
+    call = rotate(rope, arrays, positions, axes, out, flags & how.INVERSE != 0, norm)
+    return transpose(call) if flags & how.TRANSPOSED else call
+
+
+def transpose(call: Call) -> Call:
+    """Return the call of the derivative: back by the same angles and attention factor."""
+    return replace(call, spec=call.spec._replace(inverse=not call.spec.inverse))
+
+
+how.builders["rotate_by_rope"] = rotate_by_rope
 
 
 def rerotate(

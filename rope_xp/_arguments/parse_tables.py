@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rope_xp._arguments import checks, fields, parse
-from rope_xp._arguments.fields import resolve_slice, slice_of
 from rope_xp._arguments.norm import check_norm
 from rope_xp._arguments.out import check_out
 from rope_xp._arguments.positions import check_broadcast
@@ -16,9 +15,10 @@ from rope_xp._core.call import Axes, Call, CosSin, RotationSpec, TableLookup
 from rope_xp._core.errors import RopeError
 from rope_xp._core.numbers import same_length
 from rope_xp._core.protocols import Rope
+from rope_xp._core.slices import resolve_slice, slice_of
 from rope_xp._core.tables import make_table_key
 from rope_xp._core.typing import Array, Layout
-from rope_xp._dispatch import find
+from rope_xp._dispatch import find, how
 from rope_xp._dispatch.backend import Backend
 
 
@@ -124,6 +124,42 @@ def rotate(
     spec = RotationSpec(where, rope.layout, r, offset, inverse, norm)
     out = check_out(backend, arrays, out, zip(("cos", "sin"), tables, strict=True), weights)
     return Call(backend, arrays, cast_tables(backend, tables, doubles), out, spec, weights)
+
+
+class _Slice(NamedTuple):
+    """What a rope says of pairs, where cos and sin are given."""
+
+    layout: Layout
+    rotary_dim: int | None
+    rotary_offset: int
+    position_axes: None = None
+
+
+def rotate_by_tables(
+    slice_: tuple[Any, ...],
+    arrays: tuple[Array, ...],
+    tables: tuple[Any, Any],
+    axes: Any,
+    out: Any,
+    norm: Any,
+    flags: int,
+) -> Call:
+    """Return the call that the entry would run. ``tables`` have one column for each pair."""
+    layout, rotary_dim, offset, _ = slice_
+    inverse = flags & how.INVERSE != 0
+    if rotary_dim == 0 and flags & how.CHECK_COLUMNS:
+        call = apply_tables(arrays[0], *tables, layout, inverse, axes, offset, out)
+    elif rotary_dim == 0 and len(arrays) > 1:
+        given = GivenTables(*tables)
+        q, k = arrays
+        call = apply_angles(q, k, given, None, layout, axes, offset, out, norm)
+    else:
+        rope: Any = _Slice(layout, rotary_dim or 2 * tables[0].shape[-1], offset)
+        call = rotate(rope, arrays, *tables, axes, out, inverse, norm)
+    return parse.transpose(call) if flags & how.TRANSPOSED else call
+
+
+how.builders["rotate_by_tables"] = rotate_by_tables
 
 
 def check_rope_tables(rope: Rope, cos: Any, sin: Any) -> None:

@@ -1,5 +1,9 @@
 """What a call asks for, but for its arguments. entry.cpp has the same numbers."""
 
+from collections.abc import Callable
+
+from rope_xp._core.call import Call
+
 BOTH = 0
 """To rotate q and k."""
 ONE = 1
@@ -14,3 +18,9 @@ GIVEN_COLUMNS = 16
 """A single row of cos and sin may be that of several tokens."""
 CHECK_COLUMNS = 32
 """Tables of columns that look as if they held each angle twice are left to the slow path."""
+
+builders: dict[str, Callable[..., Call]] = {}
+"""By the names of the methods of backends: functions that check their arguments and build a Call.
+
+Filled by :mod:`rope_xp._arguments`, a layer above backends, of which some need them.
+"""

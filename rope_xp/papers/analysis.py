@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from rope_xp._arguments import fields
 from rope_xp._core import numbers
 from rope_xp._core.errors import RopeError
+from rope_xp._core.slices import slice_of
 from rope_xp.rope import RoPE
 
 __all__ = ["decay_bound", "max_distance", "score_curve", "turns"]
@@ -204,7 +205,7 @@ def _check_vector(name: str, values: ArrayLike | None, head_dim: int) -> NDArray
 
 
 def _complex_pairs(rope: RoPE, x: NDArray[np.float64]) -> NDArray[np.complex128]:
-    r, offset = fields.slice_of(rope, len(x))
+    r, offset = slice_of(rope, len(x))
     rotated = x[offset : offset + r]
     first, second = rotated.reshape(2, -1) if rope.layout == "half" else rotated.reshape(-1, 2).T
     return np.asarray(first + 1j * second)

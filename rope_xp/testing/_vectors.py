@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rope_xp._arguments.fields import slice_of
 from rope_xp._core.errors import RopeError
+from rope_xp._core.slices import slice_of
 from rope_xp.hf import LayerPlan, NormPlan, _limits
 from rope_xp.hf._layer_plan import describe
 from rope_xp.hf._plan import group_layers

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from rope_xp._arguments.fields import slice_of
 from rope_xp._core.errors import RopeError
+from rope_xp._core.slices import slice_of
 from rope_xp._core.tables import DigitTables, SmallTables, make_table_key
 from rope_xp._dispatch.choose import choice
 from rope_xp._rotation.tables import host_tables, small_tables

@@ -8,6 +8,7 @@ from rope_xp._core.versions import check_version
 
 check_version("torch")
 
+from . import calls  # noqa: E402  # an older version fails there without a reason
 from .library import Torch  # noqa: E402  # an older version fails there without a reason
 
 
@@ -16,6 +17,10 @@ class _Plain(Torch):
 
     That are operators and kernels of GPUs: 20 ms. By import statements, which torch.compile traces.
     """
+
+    rotate_by_rope = staticmethod(calls.rotate_by_rope)
+    rotate_by_tables = staticmethod(calls.rotate_by_tables)
+    look_up_angles = staticmethod(calls.look_up_angles)
 
     def __init__(self) -> None:
         self.name = "torch"

@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rope_xp._arguments import parse, parse_tables
-from rope_xp._arguments.parse_tables import GivenTables
 from rope_xp._arguments.table_forms import COLUMN_FORMS, one_per_pair
 from rope_xp._core.caches import BoundedCache
 from rope_xp._core.call import Call, RelativeAngles, TableLookup
@@ -22,10 +20,9 @@ from rope_xp._core.memory import ACCESS
 from rope_xp._core.tables import DigitTables
 from rope_xp._dispatch import choose, heads
 from rope_xp._dispatch.choose import choice
-from rope_xp._dispatch.how import INVERSE, ONE
+from rope_xp._dispatch.how import ONE, builders
 from rope_xp._rotation import portable
 from rope_xp.norm import QKNorm, describe_norm, read_norm
-from rope_xp.rope import RoPE
 
 from . import gpu, private, recorded
 from .library import Tensors, is_plain, lie_apart
@@ -79,7 +76,8 @@ def rotate_by_rope(
         return None
 
     def parse_call() -> Call:
-        return parse.rotate(rope, arrays, positions, axes, out, how & INVERSE != 0, norm)
+        build = builders["rotate_by_rope"]
+        return build(rope, arrays, positions, axes, out, read_norm(norm), how)
 
     def rotate_back(grads: Tensors, saved: Tensors) -> Tensors:
         return recorded.transpose_rope(rope, grads, saved, axes, how)
@@ -107,17 +105,10 @@ def rotate_by_tables(
     signature = _sign((*slice_, type(slice_[2]) is int, axes, how), arrays, inputs, out, norm, how)
     if signature is None:
         return None
-    layout, rotary_dim, offset, _ = slice_
-    inverse, one = how & INVERSE != 0, how & ONE != 0
 
     def parse_call() -> Call:
-        given = GivenTables(*inputs)
-        if rotary_dim != 0:
-            rope = RoPE(layout=layout, rotary_dim=rotary_dim, rotary_offset=offset)
-            return parse_tables.rotate(rope, arrays, *given, axes, out, inverse, norm)
-        if one:
-            return parse_tables.apply_tables(q, *given, layout, inverse, axes, offset, out)
-        return parse_tables.apply_angles(q, k, given, None, layout, axes, offset, out, norm)
+        build = builders["rotate_by_tables"]
+        return build(slice_, arrays, inputs, axes, out, read_norm(norm), how)
 
     def rotate_back(grads: Tensors, saved: Tensors) -> Tensors:
         return recorded.transpose_tables(slice_, grads, saved, axes, how)

@@ -12,7 +12,7 @@ from rope_xp._core.memory import Memory
 from rope_xp._core.tables import DigitTables, TableKey
 from rope_xp._dispatch.backend import Backend, put_tables
 
-from . import entry, private, tables
+from . import private, tables
 
 NAMES = {getattr(torch, name): name for name in (*FLOATS, *INTEGERS)}
 Tensors: TypeAlias = tuple[torch.Tensor, ...]
@@ -53,9 +53,6 @@ class Torch(Backend):
                 return None
         return tuple([(x.dtype, x.device, x.shape, x.stride()) for x in arrays])
 
-    rotate_by_rope = staticmethod(entry.rotate_by_rope)
-    rotate_by_tables = staticmethod(entry.rotate_by_tables)
-    look_up_angles = staticmethod(entry.look_up_angles)
     is_compiling = staticmethod(torch.compiler.is_compiling)
 
     def asarray_in_trace(self, host: object, device: torch.device) -> torch.Tensor:

@@ -1,17 +1,14 @@
 """Calls of the native entry that autograd records: results that exist, and how to rotate back."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
 
-from rope_xp._arguments import parse
-from rope_xp._arguments.fields import resolve_slice
 from rope_xp._arguments.table_forms import COLUMN_FORMS, one_per_pair
-from rope_xp._core.call import Call, CosSin, RotationSpec
 from rope_xp._dispatch import choose
-from rope_xp._dispatch.how import INVERSE, ONE, RECORDED, TRANSPOSED
+from rope_xp._dispatch.find import require_backend
+from rope_xp._dispatch.how import CHECK_COLUMNS, ONE, RECORDED, TRANSPOSED, builders
 
 from . import entry
 from .library import PLAIN, Tensors, is_plain
@@ -92,11 +89,11 @@ def transpose_rope(rope: Any, grads: Tensors, saved: Tensors, axes: Any, how: in
     one = len(grads) == 1
     flags = (how | ONE if one else how) ^ TRANSPOSED
     call = rope, grads[0], grads[-1], positions, None, axes, None, None, flags
-    results = entry.rotate_by_rope(*call)
+    results = require_backend(grads[0], "gradients").rotate_by_rope(*call)
     if results is not None:
         return (results,) if one else results
-    inverse = how & INVERSE != 0
-    return _run_transposed(parse.rotate(rope, grads, positions, axes, None, inverse))
+    back = builders["rotate_by_rope"](rope, grads, positions, axes, None, None, how ^ TRANSPOSED)
+    return choose.run(back)
 
 
 def rotate_by_tables(
@@ -126,30 +123,16 @@ def transpose_tables(
     one = len(grads) == 1
     flags = (how | ONE if one else how) ^ TRANSPOSED
     call = *slice_, grads[0], grads[-1], *tables, axes, None, None, flags
-    results = entry.rotate_by_tables(*call)
+    results = require_backend(grads[0], "gradients").rotate_by_tables(*call)
     if results is not None:
         return (results,) if one else results
-    return _run_transposed(_build_call(slice_, grads, tables, axes, how))
+    pairs = tuple([one_per_pair(t, COLUMN_FORMS[slice_[3]]) for t in tables])
+    flags = (how ^ TRANSPOSED) & ~CHECK_COLUMNS  # they fitted the arrays
+    build = builders["rotate_by_tables"]
+    return choose.run(build(slice_, grads, pairs, axes, None, None, flags))
 
 
 def are_constant(tables: tuple[Any, Any], x: torch.Tensor) -> bool:
     """Return whether tables are tensors in the dtype of angles of x that require no gradient."""
     dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
     return all(type(t) is torch.Tensor and t.dtype is dtype and not t.requires_grad for t in tables)
-
-
-def _build_call(
-    slice_: tuple[Any, ...], arrays: Tensors, tables: Tensors, axes: Any, how: int
-) -> Call:
-    """Return the call of arrays by cos and sin that fitted others of their shape."""
-    layout, _, offset, columns = slice_
-    backend, where, _ = parse.check_arrays(arrays, axes)
-    cos, sin = (one_per_pair(table, COLUMN_FORMS[columns]) for table in tables)
-    r, offset = resolve_slice(arrays[0].shape[-1], 2 * cos.shape[-1], offset, None)
-    spec = RotationSpec(where, layout, r, offset, how & INVERSE != 0)
-    return Call(backend, arrays, (CosSin(cos, sin),), None, spec)
-
-
-def _run_transposed(call: Call) -> Tensors:
-    spec = call.spec._replace(inverse=not call.spec.inverse)
-    return choose.run(replace(call, spec=spec))
