@@ -54,10 +54,8 @@ def _compute_small(table_key: TableKey) -> SmallTables:
 
 
 def _expand(small: SmallTables) -> DigitTables:
-    """Return all rows, by angle addition of two smaller digits.
-
-    That is 20 times as fast as their cos and sin, and off by 2e-16 at most.
-    """
+    """Return all rows."""
+    # Angle addition of two smaller digits is 20 times as fast, and off by 2e-16 at most.
     tables, start, pairs = [], 0, small.inner.shape[1] // 2
     # The factor goes into one table before rounding, which costs no accuracy.
     for i, (rows, factor) in enumerate(((DIGIT, small.factor), (DIGIT, 1.0), (TOP_DIGIT, 1.0))):
