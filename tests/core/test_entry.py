@@ -115,6 +115,42 @@ def test_angles_and_norms_have_the_bits_of_the_slow_path(put, rng, check):
             check(lambda given=given, options=options: rope_xp.apply_tables(q, *given, **options))
 
 
+@pytest.fixture
+def described():
+    """Have arrays read by their attributes, as of a numpy or torch that is too new or too old."""
+    torch = pytest.importorskip("torch")
+    from rope_xp_backends.cpu import entry, native
+    from rope_xp_backends.torch import entry as of_torch
+    from rope_xp_backends.torch import private
+
+    kinds, module = (torch.Tensor, torch.nn.Parameter), native.module
+    other, dtypes = np.ones(3), tuple(map(np.dtype, ["f2", "f2", "f4", "f8", "i4", "i8"]))
+    wrong = ((other, 0, 3, (3,), (8,), other.flags.num),)
+    assert not module.set_up_numpy(np.ndarray, dtypes, wrong, entry.describe)
+    assert not module.set_up_torch(*kinds, None, of_torch.describe)
+    yield
+    entry.read_by_fields()
+    module.set_up_torch(*kinds, private.dlpack_exchange, of_torch.describe)
+
+
+@pytest.mark.usefixtures("described")
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_arrays_are_described_where_their_fields_are_unknown(put, dtype, rng, check):
+    q, k = (put(sample(rng, 2, 3, n, 8, dtype=dtype)) for n in (4, 2))
+    fused, weight = put(sample(rng, 2, 3, 6, 8, dtype=dtype)), put(sample(rng, 8, dtype=dtype))
+    parts, norm = (fused[:, :, :4], fused[:, :, 4:]), QKNorm(weight, weight)
+    check(lambda: HALF.apply(q, k, put(np.array([5, 70_000, 7]))))
+    check(lambda: HALF.apply(*parts, [5, 6, 7], norm=norm))
+    check(lambda: look_up(HALF, put(np.array([5.5, 6.0, 1e6])), q))
+    frozen = np.ones((3, 2, 8), dtype)
+    frozen.setflags(write=False)
+    with pytest.raises(RopeError, match="read-only"):
+        HALF.rotate(frozen, out=frozen)
+    same(np.asarray(HALF.rotate(frozen)), truth(HALF.rotate, frozen))
+    shifted = np.zeros(3 * 16 * 8 + 1, np.uint8)[1:].view(dtype)[: 3 * 16].reshape(3, 2, 8)
+    same(HALF.rotate(shifted), truth(HALF.rotate, shifted))
+
+
 def test_arrays_that_lie_in_any_way_are_right(put, rng):
     x, positions = sample(rng, 4, 4, 2, 8), np.arange(4)
     a = put(x)

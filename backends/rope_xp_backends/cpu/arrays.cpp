@@ -65,9 +65,10 @@ struct DLExchange {
   int (*view)(void* object, DLTensor* tensor);
 };
 
-PyObject *numpy_type, *numpy_dtypes[NO_DTYPE];  // null: arrays are read by `describe`
-PyObject* torch_types[2];
-const DLExchange* torch_exchange;
+PyObject *numpy_type, *numpy_dtypes[NO_DTYPE], *torch_types[2];
+PyObject* describers[3];           // of libraries
+bool fields_agree;                 // else numpy's arrays are described
+const DLExchange* torch_exchange;  // null: tensors are
 
 const int ALIGNED = 0x100, WRITEABLE = 0x400;  // of numpy's flags
 
@@ -101,19 +102,7 @@ bool read_torch(PyObject* object, Array& x) {
 Library find_library(PyObject* object) {
   PyObject* type = (PyObject*)Py_TYPE(object);
   if (type == numpy_type) return NUMPY;
-  return torch_exchange && (type == torch_types[0] || type == torch_types[1]) ? TORCH : OTHER;
-}
-
-bool read_fields(PyObject* object, Library library, Array& x) {
-  if (library == NUMPY) {
-    read_numpy((const NumpyArray*)object, x);
-    if (!(((const NumpyArray*)object)->flags & ALIGNED)) return false;
-  } else if (library == OTHER || !read_torch(object, x)) {
-    return false;
-  }
-  if (x.dtype == NO_DTYPE || x.ndim > MAX_DIMS) return false;
-  x.extent = measure(x, INT64_MAX);
-  return true;
+  return type == torch_types[0] || type == torch_types[1] ? TORCH : OTHER;
 }
 
 bool read_ints(PyObject* sequence, I* to, int most, int* count) {
@@ -124,23 +113,46 @@ bool read_ints(PyObject* sequence, I* to, int most, int* count) {
   return !PyErr_Occurred();
 }
 
+// Reads what describe(x) returns, see arrays.h. It may set an error.
+static bool read_described(PyObject* object, PyObject* describe, Array& x) {
+  Ref fields(PyObject_CallFunctionObjArgs(describe, object, nullptr));
+  if (!fields.object) return false;
+  long long address, dtype;
+  PyObject *shape, *strides;
+  int ndim = 0, writeable;
+  if (!PyArg_ParseTuple(fields, "LLOOp", &address, &dtype, &shape, &strides, &writeable))
+    return false;
+  x.data = (char*)(intptr_t)address, x.writeable = writeable;
+  x.dtype = dtype < 0 || dtype > NO_DTYPE ? NO_DTYPE : (Dtype)dtype;
+  if (!read_ints(shape, x.shape, MAX_DIMS, &x.ndim) ||
+      !read_ints(strides, x.strides, MAX_DIMS, &ndim))
+    return false;
+  if (ndim != x.ndim) x.dtype = NO_DTYPE;
+  return true;
+}
+
+bool read_fields(PyObject* object, Library library, Array& x) {
+  bool known = false;
+  if (library == NUMPY && fields_agree) {
+    read_numpy((const NumpyArray*)object, x);
+    if (!(((const NumpyArray*)object)->flags & ALIGNED)) return false;
+    known = x.dtype != NO_DTYPE;  // bfloat16 may be a dtype that came later
+  } else if (library == TORCH && torch_exchange) {
+    if (!read_torch(object, x)) return false;
+    known = true;
+  }
+  if (!known && (library == OTHER || !read_described(object, describers[library], x))) return false;
+  if (x.dtype == NO_DTYPE || x.ndim > MAX_DIMS) return false;
+  x.extent = measure(x, INT64_MAX);
+  return true;
+}
+
 bool read_array(PyObject* object, PyObject* describe, Array& x, bool& absent) {
   if (!read_fields(object, find_library(object), x)) {
-    Ref fields(PyObject_CallFunctionObjArgs(describe, object, nullptr));
-    if (!fields.object) return false;
-    long long address, dtype;
-    PyObject *shape, *strides;
-    if (!PyArg_ParseTuple(fields, "LLOO", &address, &dtype, &shape, &strides)) return false;
-    int ndim = 0;
-    x.data = (char*)(intptr_t)address,
-    x.dtype = dtype < 0 || dtype > NO_DTYPE ? NO_DTYPE : (Dtype)dtype;
-    if (!read_ints(shape, x.shape, MAX_DIMS, &x.ndim) ||
-        !read_ints(strides, x.strides, MAX_DIMS, &ndim))
-      return false;
-    if (ndim != x.ndim) x.dtype = NO_DTYPE;
+    if (PyErr_Occurred() || !read_described(object, describe, x)) return false;
     if (x.dtype == NO_DTYPE || x.ndim > MAX_DIMS)
       return fail("an array has a dtype or axes that kernels do not read");
-    x.writeable = true, x.extent = measure(x, INT64_MAX);
+    x.extent = measure(x, INT64_MAX);
   }
   absent = absent || (!x.data && !is_empty(x));
   return true;
@@ -191,20 +203,25 @@ bool may_overlap_itself(const Array& x) {
 }
 
 // --- set up --------------------------------------------------------------------------------------
-// set_up_numpy(ndarray, dtypes, probes): reads arrays by their fields from now on, if these agree
-// with the attributes of probes, (array, address, number of dtype, shape, strides, flags). Returns
-// whether they do.
+static void replace(PyObject*& held, PyObject* by) {
+  PyObject* before = held;
+  held = Py_NewRef(by);
+  Py_XDECREF(before);
+}
+
+// set_up_numpy(ndarray, dtypes, probes, describe): reads arrays by their fields from now on, if
+// these agree with the attributes of probes, (array, address, number of dtype, shape, strides,
+// flags), or else by describe(x). Returns whether they agree.
 PyObject* set_up_numpy(PyObject*, PyObject* args) {
-  PyObject *type, *dtypes, *probes;
-  if (!PyArg_ParseTuple(args, "OO!O!", &type, &PyTuple_Type, &dtypes, &PyTuple_Type, &probes))
+  PyObject *type, *dtypes, *probes, *describe;
+  if (!PyArg_ParseTuple(args, "OO!O!O", &type, &PyTuple_Type, &dtypes, &PyTuple_Type, &probes,
+                        &describe))
     return nullptr;
   if (PyTuple_Size(dtypes) != NO_DTYPE)
     return fail("set_up_numpy takes a dtype or None for each number"), nullptr;
-  for (int i = 0; i < NO_DTYPE; i++) {
-    Py_XDECREF(numpy_dtypes[i]);
-    numpy_dtypes[i] =
-        PyTuple_GetItem(dtypes, i) == Py_None ? nullptr : Py_NewRef(PyTuple_GetItem(dtypes, i));
-  }
+  replace(numpy_type, type), replace(describers[NUMPY], describe);
+  for (int i = 0; i < NO_DTYPE; i++) replace(numpy_dtypes[i], PyTuple_GetItem(dtypes, i));
+  fields_agree = false;
   for (Py_ssize_t i = 0; i < PyTuple_Size(probes); i++) {
     PyObject *array, *shape, *strides;
     long long address, dtype;
@@ -226,21 +243,22 @@ PyObject* set_up_numpy(PyObject*, PyObject* args) {
       same = same && x.shape[j] == y.shape[j] && x.strides[j] == y.strides[j];
     if (!same || x.dtype != dtype) Py_RETURN_FALSE;
   }
-  Py_XDECREF(numpy_type);
-  numpy_type = Py_NewRef(type);
+  fields_agree = true;
   Py_RETURN_TRUE;
 }
 
-// set_up_torch(Tensor, Parameter, capsule): reads tensors by DLPack's functions from now on.
+// set_up_torch(Tensor, Parameter, capsule, describe): reads tensors by DLPack's functions from now
+// on; where torch is older, and the capsule None, by describe(x). Returns by which.
 PyObject* set_up_torch(PyObject*, PyObject* args) {
-  PyObject *tensor, *parameter, *capsule;
-  if (!PyArg_ParseTuple(args, "OOO", &tensor, &parameter, &capsule)) return nullptr;
-  const DLExchange* exchange =
-      (const DLExchange*)PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
-  if (!exchange) return nullptr;
-  if (exchange->major != 1 || !exchange->view) Py_RETURN_FALSE;
-  torch_exchange = exchange;
-  Py_XDECREF(torch_types[0]), Py_XDECREF(torch_types[1]);
-  torch_types[0] = Py_NewRef(tensor), torch_types[1] = Py_NewRef(parameter);
-  Py_RETURN_TRUE;
+  PyObject *tensor, *parameter, *capsule, *describe;
+  if (!PyArg_ParseTuple(args, "OOOO", &tensor, &parameter, &capsule, &describe)) return nullptr;
+  torch_exchange = nullptr;
+  if (capsule != Py_None) {
+    torch_exchange = (const DLExchange*)PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+    if (!torch_exchange) return nullptr;
+    if (torch_exchange->major != 1 || !torch_exchange->view) torch_exchange = nullptr;
+  }
+  replace(torch_types[0], tensor), replace(torch_types[1], parameter);
+  replace(describers[TORCH], describe);
+  return PyBool_FromLong(torch_exchange != nullptr);
 }

@@ -41,12 +41,13 @@ enum Library { OTHER, NUMPY, TORCH };
 // The library of an object whose class is exactly that of its arrays.
 Library find_library(PyObject* object);
 
-// Reads an aligned array by its fields. Returns false, without an error, where it cannot.
+// Reads an aligned array of a library, by its fields where they are known, or by what describe(x)
+// of that library returns: its address, the number of its dtype, its shape, its strides in bytes,
+// and whether it is writeable. Returns false where it cannot, mostly without an error.
 bool read_fields(PyObject* object, Library library, Array& x);
 
-// Reads an array by its fields, or another by describe(x): its address, the number of its dtype,
-// its shape and its strides in bytes. Sets an error and returns false if it does not fit. An array
-// without memory, such as a functional tensor, is `absent`.
+// Does the same for any object, by the describe(x) that is given. Sets an error and returns false
+// if it does not fit. An array without memory, such as a functional tensor, is `absent`.
 bool read_array(PyObject* object, PyObject* describe, Array& x, bool& absent);
 
 bool read_ints(PyObject* sequence, I* to, int most, int* count);

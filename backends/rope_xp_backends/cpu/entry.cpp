@@ -461,7 +461,7 @@ PyObject* run_calls(Entry& e, PyObject* out, const Variant* variant, int columns
   for (int i = 0; i < e.arrays && out == Py_None; i++) {
     made[i].object = allocate(e, i);
     if (!made[i].object) return nullptr;
-    if (!read_fields(made[i], e.library, e.y[i])) Py_RETURN_NONE;
+    if (!read_fields(made[i], e.library, e.y[i])) return decline();
   }
   const Call& first = e.call[0];
   for (int i = 0; i < e.calls; i++) {
@@ -639,7 +639,7 @@ PyObject* look_up_angles(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (!fit_positions(call, e.buffers[0], v)) return decline();
   Ref y(PyObject_CallFunction(functions[e.library][EMPTY], "Oi", shape.object, wide));
   if (!y.object) return nullptr;
-  if (find_library(y) != e.library || !read_fields(y, e.library, call.y[0])) Py_RETURN_NONE;
+  if (find_library(y) != e.library || !read_fields(y, e.library, call.y[0])) return decline();
   call.arrays = 1, call.has_offsets = false;
   const int columns = v.tables->components ? 0 : -1;
   if (!place_operands(call) || !read_angles(call, columns) ||

@@ -16,7 +16,7 @@ from rope_xp._rotation.tables import host_tables, small_tables
 from rope_xp.norm import QKNorm
 
 from . import native
-from .native import DTYPES
+from .native import DTYPES, Description
 
 NUMPY, TORCH = 1, 2
 """Libraries, by their numbers."""
@@ -47,13 +47,14 @@ def find_tables(
     return handle, rope.layout != "half", rope.layout == "interleaved", offset, r // 2
 
 
-def describe(x: np.ndarray) -> tuple[int, int, tuple[int, ...], tuple[int, ...]]:
+def describe(x: np.ndarray) -> Description:
     """Describe an array that the native module cannot read by its fields, see ``Describe``."""
     name = x.dtype.name
     if name == "bfloat16" and x.dtype.isnative:
         read_by_fields(x.dtype)  # its package was imported after ours
-    number = DTYPES.index(name) if name in DTYPES and x.dtype.isnative else len(DTYPES)
-    return x.ctypes.data, number, x.shape, x.strides
+    is_known = name in DTYPES and x.dtype.isnative and x.flags.aligned
+    number = DTYPES.index(name) if is_known else len(DTYPES)
+    return x.ctypes.data, number, x.shape, x.strides, x.flags.writeable
 
 
 def read_by_fields(bfloat16: Any = None) -> None:
@@ -68,7 +69,7 @@ def read_by_fields(bfloat16: Any = None) -> None:
     for x in (*examples, np.broadcast_to(examples[0], (4, 2, 3))):
         number = DTYPES.index(x.dtype.name)
         probes.append((x, x.ctypes.data, number, x.shape, x.strides, x.flags.num))
-    if not native.module.set_up_numpy(np.ndarray, tuple(dtypes), tuple(probes)):
+    if not native.module.set_up_numpy(np.ndarray, tuple(dtypes), tuple(probes), describe):
         native.LOG.warning("rope_xp reads arrays of this numpy by their attributes, which is slow")
 
 

@@ -16,10 +16,11 @@ DTYPES = ("float16", "bfloat16", "float32", "float64", "int32", "int64")
 """The dtypes that kernels read, by their numbers."""
 MAX_AXES = 16
 Arrays: TypeAlias = tuple[Any, ...]
-Describe: TypeAlias = Callable[[Any], tuple[int, int, tuple[int, ...], tuple[int, ...]]]
-"""Returns the address of an array, the number of its dtype (beyond DTYPES for any other), its
-shape, and its strides in bytes. The native module calls it for arrays whose fields it cannot read.
-"""
+Description: TypeAlias = tuple[int, int, tuple[int, ...], tuple[int, ...], bool]
+"""The address of an array, the number of its dtype (beyond DTYPES for any other), its shape, its
+strides in bytes, and whether it is writeable."""
+Describe: TypeAlias = Callable[[Any], Description]
+"""The native module calls it for arrays whose fields it cannot read."""
 
 
 def _find_reason(error: ImportError) -> str:

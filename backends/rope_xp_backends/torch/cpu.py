@@ -5,19 +5,12 @@ import torch
 from rope_xp._core.path import PathUnavailable
 from rope_xp._core.tables import DigitTables
 from rope_xp_backends.cpu import native
-from rope_xp_backends.cpu.native import DTYPES, Rotate
+from rope_xp_backends.cpu.native import Rotate
 
-from .entry import limit_threads
-from .library import NAMES, Tensors
+from .entry import describe, limit_threads
+from .library import Tensors
 from .op_args import OpArgs, OpNorm
 from .results import allocate_result, bump_versions
-
-
-def describe(x: torch.Tensor) -> tuple[int, int, tuple[int, ...], tuple[int, ...]]:
-    """Describe a tensor that the native module cannot read by itself, see ``Describe``."""
-    name, size = NAMES.get(x.dtype), x.itemsize
-    number = DTYPES.index(name) if name in DTYPES else len(DTYPES)
-    return x.data_ptr(), number, tuple(x.shape), tuple([n * size for n in x.stride()])
 
 
 def rotate_on_cpu(

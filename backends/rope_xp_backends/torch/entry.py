@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from rope_xp_backends.cpu import entry, native, threads
+from rope_xp_backends.cpu.native import DTYPES, Description
 
 from . import private
 from .results import allocate_result
@@ -19,15 +20,26 @@ def _allocate(shape: list[int], wide: bool) -> torch.Tensor:
     return torch.empty(shape, dtype=torch.float64 if wide else torch.float32, device="cpu")
 
 
-def is_available() -> bool:
-    """Return whether the native module reads tensors, and sees what else does."""
-    functions = private.OBSERVERS
-    return native.MISSING is None and private.dlpack_exchange is not None and all(functions)
+_DTYPES = {getattr(torch, name): number for number, name in enumerate(DTYPES)}
 
 
-if is_available():
+def describe(x: torch.Tensor) -> Description:
+    """Describe a tensor, where torch is too old to let the native module read it."""
+    number, size = _DTYPES.get(x.dtype, len(DTYPES)), x.element_size()
+    is_plain = x.layout is torch.strided and x.device.type == "cpu" and not x.is_nested
+    try:
+        address = x.data_ptr() if is_plain else None
+    except RuntimeError:  # of batched gradients, which only look plain
+        address = None
+    if address is None:
+        return 0, len(DTYPES), (), (), False
+    return address, number, tuple(x.shape), tuple([n * size for n in x.stride()]), True
+
+
+if native.MISSING is None:
     kinds = torch.Tensor, torch.nn.Parameter
-    if native.module.set_up_torch(*kinds, private.dlpack_exchange):
+    native.module.set_up_torch(*kinds, private.dlpack_exchange, describe)
+    if all(private.OBSERVERS):  # or it does not see what else sees operations
         entry.set_up(
             entry.TORCH,
             torch.empty_like,
