@@ -56,47 +56,29 @@ class Backend:
         """Return a key of q, k and a cache that may be written; None for any that are not plain."""
         return None
 
-    def rotate_by_rope(
-        self,
-        rope: Any,
-        q: Array,
-        k: Array,
-        positions: Any,
-        k_positions: Any,
-        axes: Any,
-        out: Any,
-        norm: Any,
-        how: int,
-    ) -> Any:
+    def rotate_by_rope(self, *call: Any) -> Any:
         """Run a call as it was written, or return None before anything is written.
 
-        The slow path then takes it, which alone raises errors of arguments. ``how`` is a sum of
-        the flags in :mod:`rope_xp._dispatch.how`.
+        The slow path then takes it, which alone raises errors of arguments. ``call`` holds rope, q,
+        k, positions, k_positions, axes, out, norm, and a sum of flags, see
+        :mod:`rope_xp._dispatch.how`.
         """
         return None
 
-    def rotate_by_tables(
-        self,
-        layout: Any,
-        rotary_dim: Any,
-        rotary_offset: Any,
-        columns: int,
-        q: Array,
-        k: Array,
-        cos: Any,
-        sin: Any,
-        axes: Any,
-        out: Any,
-        norm: Any,
-        how: int,
-    ) -> Any:
-        """Do the same by cos and sin. ``rotary_dim`` 0: as many components as they have columns."""
+    def rotate_by_tables(self, *call: Any) -> Any:
+        """Do the same by cos and sin.
+
+        ``call`` holds layout, rotary_dim (0: as many components as there are columns),
+        rotary_offset, the number of their form among ``COLUMN_FORMS``, q, k, cos, sin, axes, out,
+        norm, and flags.
+        """
         return None
 
-    def look_up_angles(
-        self, rope: Any, positions: Any, like: Array, head_dim: int | None, inverse: bool
-    ) -> Any:
-        """Return cos and sin, side by side in one array; None to leave it to the slow path."""
+    def look_up_angles(self, *call: Any) -> Any:
+        """Return cos and sin, side by side in one array; None to leave it to the slow path.
+
+        ``call`` holds rope, positions, like, head_dim or None, and whether they are of the inverse.
+        """
         return None
 
     def is_compiling(self) -> bool:

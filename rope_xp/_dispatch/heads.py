@@ -5,7 +5,6 @@ is split: those that share angles stay heads, and tables are read where they lie
 are repeated.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from rope_xp._core.call import AngleSource, Call, CosSin, make_axes
@@ -68,10 +67,6 @@ def split_heads(call: Call) -> Call:
         spec=call.spec._replace(axes=make_axes(axes.names.replace("h", letter + "h" * splits))),
         weights=tuple([split_weight(weight, i) for i, weight in enumerate(call.weights)]),
     )
-
-
-def run_split(run: Callable[[Call], tuple[Array, ...]], call: Call) -> tuple[Array, ...]:
-    return merge_heads(call, run(split_heads(call)))
 
 
 def merge_heads(call: Call, results: tuple[Array, ...]) -> tuple[Array, ...]:

@@ -36,7 +36,8 @@ PyObject *norm_type, *choice, *path_name, *find_tables;
 PyObject *handles_name, *name_name, *level_name, *version_name, *requires_grad_name, *q_weight_name,
     *k_weight_name, *eps_name, *offset_name, *round_name;
 
-const I HUGE_BYTES = I(1) << 22;  // of results that torch would not map in huge pages
+const I HUGE_BYTES = I(1) << 22;          // of results that torch would not map in huge pages
+const Py_ssize_t MOST_NUMBERS = 1 << 20;  // of Python; numpy reads more in less memory
 const double MIN_EPS = 0x1p-126;
 
 // Whether an object, whose reference goes, is true. An error goes too, and counts as `otherwise`.
@@ -222,6 +223,8 @@ bool read_numbers(Entry& e, PyObject* numbers, int place, Array& x) {
   if (!PyList_CheckExact(numbers) && !PyTuple_CheckExact(numbers) &&
       Py_TYPE(numbers) != &PyRange_Type)
     return false;
+  const Py_ssize_t length = PySequence_Size(numbers);
+  if (length < 0 || length > MOST_NUMBERS) return PyErr_Clear(), false;
   Ref items(PySequence_Tuple(numbers));
   if (!items.object) return PyErr_Clear(), false;
   const Py_ssize_t n = x.shape[0] = PyTuple_Size(items);

@@ -37,27 +37,14 @@ def rotate_by_rope(
     return None
 
 
-def rotate_by_tables(
-    layout: Any,
-    rotary_dim: Any,
-    rotary_offset: Any,
-    columns: int,
-    q: Any,
-    k: Any,
-    cos: Any,
-    sin: Any,
-    axes: Any,
-    out: Any,
-    norm: Any,
-    how: int,
-) -> Any:
+def rotate_by_tables(*call: Any) -> Any:
     """See :meth:`rope_xp.backend.Backend.rotate_by_tables`."""
     if is_dynamo_compiling():
         return None
-    slice_ = layout, rotary_dim, rotary_offset, columns
-    results = entry.native_rotate_by_tables(*slice_, q, k, cos, sin, axes, out, norm, how)
+    results = entry.native_rotate_by_tables(*call)
     if results is not None:
         return results
+    slice_, (q, k, cos, sin, axes, out, norm, how) = call[:4], call[4:]
     if _is_on_gpu(q):
         from . import gpu_calls
 
@@ -69,13 +56,9 @@ def rotate_by_tables(
     return None
 
 
-def look_up_angles(
-    rope: Any, positions: Any, like: Any, head_dim: int | None, inverse: bool
-) -> Any:
+def look_up_angles(*call: Any) -> Any:
     """See :meth:`rope_xp.backend.Backend.look_up_angles`."""
-    if is_dynamo_compiling():
-        return None
-    return entry.native_look_up_angles(rope, positions, like, head_dim, inverse)
+    return None if is_dynamo_compiling() else entry.native_look_up_angles(*call)
 
 
 def _is_on_gpu(x: torch.Tensor) -> bool:
