@@ -190,6 +190,7 @@ def list_units(machine: str, compiler: list[str]) -> Iterator[list[str]]:
         dash = "_" if zig else "-"
         for n in (2, 3, 4):
             yield ["rotate.cpp", f"-DLEVEL={n}", f"-march=x86{dash}64{dash}v{n}"]
+        yield ["rotate.cpp", "-DLEVEL=5", f"-march=x86{dash}64{dash}v4", "-mavx512bf16"]
         baseline = [f"-march=x86{dash}64"]
     else:
         baseline = ["-mcpu=baseline"] if zig else []  # zig compiles for the processor it runs on

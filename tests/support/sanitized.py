@@ -18,7 +18,7 @@ def build(folder, sanitizer, level):
     """Return the environment of processes that use the module, with kernels of one level alone."""
     common = ["g++", *FLAGS, "-ffp-contract=off", f"-fsanitize={sanitizer}"]
     common += ["-fno-sanitize-recover=all", f"-I{sysconfig.get_path('include')}"]
-    common += [f"-Drope_xp_kernels_{i}=rope_xp_kernels_{level}" for i in (2, 3, 4)]
+    common += [f"-Drope_xp_kernels_{i}=rope_xp_kernels_{level}" for i in (2, 3, 4, 5)]
     sources = ROOT / "backends" / "rope_xp_backends" / "cpu"
     plain = dict.fromkeys(("entry", "call", "arrays", "module"), ())
     units = {"rotate": (f"-DLEVEL={level}", *KERNELS[level]), **plain}

@@ -7,7 +7,7 @@
 #endif
 
 #if defined(__x86_64__)
-extern "C" const Kernels rope_xp_kernels_2, rope_xp_kernels_3, rope_xp_kernels_4;
+extern "C" const Kernels rope_xp_kernels_2, rope_xp_kernels_3, rope_xp_kernels_4, rope_xp_kernels_5;
 #else
 extern "C" const Kernels rope_xp_kernels_0;
 #endif
@@ -40,7 +40,8 @@ struct Level {
 #if defined(__x86_64__)
 const Level LEVELS[] = {{"x86-64-v2", &rope_xp_kernels_2},
                         {"x86-64-v3", &rope_xp_kernels_3},
-                        {"x86-64-v4", &rope_xp_kernels_4}};
+                        {"x86-64-v4", &rope_xp_kernels_4},
+                        {"x86-64-v4, bf16", &rope_xp_kernels_5}};
 
 bool has_bits(uint32_t value, uint32_t bits) { return (value & bits) == bits; }
 
@@ -53,10 +54,10 @@ int count_levels() {
   __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
   if (!has_bits(low, 0x06) || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return 1;
   if (!has_bits(b, bit_AVX2 | bit_BMI | bit_BMI2)) return 1;
-  return has_bits(low, 0xe6) && has_bits(b, bit_AVX512F | bit_AVX512BW | bit_AVX512CD |
-                                                bit_AVX512DQ | bit_AVX512VL)
-             ? 3
-             : 2;
+  if (!has_bits(low, 0xe6) ||
+      !has_bits(b, bit_AVX512F | bit_AVX512BW | bit_AVX512CD | bit_AVX512DQ | bit_AVX512VL))
+    return 2;
+  return __get_cpuid_count(7, 1, &a, &b, &c, &d) && has_bits(a, 1 << 5) ? 4 : 3;  // AVX512_BF16
 }
 #else
 const Level LEVELS[] = {{"baseline", &rope_xp_kernels_0}};

@@ -16,6 +16,10 @@
 
 #define INLINE inline __attribute__((always_inline))
 
+#if LEVEL == 5
+extern "C" const Kernels rope_xp_kernels_4;
+#endif
+
 namespace {
 
 #if defined(__AVX512F__)
@@ -70,6 +74,31 @@ template <class V, class M> INLINE V select(M mask, V yes, V no) {
 template <int N> INLINE Bits<N> round_to_upper(Vec<float, N> v) {
   Bits<N> bits = (Bits<N>)v;
   return bits + (0x7fff + (bits >> 16 & 1));
+}
+
+#if defined(__AVX512BF16__)
+const Vec<uint16_t, 32> IN_TURN = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                   8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+#endif
+
+// Whether any number is below 2**-126, which the processor's own rounding takes for zero.
+template <int N, class... V> INLINE bool are_tiny([[maybe_unused]] V... numbers) {
+#if defined(__AVX512BF16__)
+  if constexpr (N == 16) return (_mm512_fpclass_ps_mask((__m512)numbers, 0x20) | ...);
+#endif
+  return N > 0;
+}
+
+// Rounded to bfloat16, low and high in turn. By the processor, unless numbers are tiny.
+template <int N>
+INLINE Bits<N> round_in_turn(Vec<float, N> low, Vec<float, N> high, [[maybe_unused]] bool tiny) {
+#if defined(__AVX512BF16__)
+  if constexpr (N == 16)
+    if (__builtin_expect(!tiny, 1))
+      return (Bits<N>)_mm512_permutexvar_epi16(
+          (__m512i)IN_TURN, (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low));
+#endif
+  return round_to_upper<N>(low) >> 16 | (round_to_upper<N>(high) & 0xffff0000);
 }
 
 template <int N> INLINE Vec<float, N> from_float16(Vec<uint16_t, N> h) {
@@ -306,8 +335,7 @@ INLINE void rotate_row(const T* x, T* y, const Compute<T>* __restrict cos,
       if constexpr (NORM) w1 = s.load(w), w2 = s.load(w + weights);
       rotate_pairs<NORM>(x1, x2, c, s.load(sin), w1, w2, factor);
       if constexpr (OUT) {
-        auto low = round_to_upper<s.N>(x1) >> 16, high = round_to_upper<s.N>(x2) & 0xffff0000;
-        s.store((float*)(void*)y, (V)(low | high));
+        s.store((float*)(void*)y, (V)round_in_turn<s.N>(x1, x2, are_tiny<s.N>(x1, x2)));
       } else {
         s.store(y, x1), s.store(y + pairs, x2);
       }
@@ -327,8 +355,9 @@ INLINE void rotate_row(const T* x, T* y, const Compute<T>* __restrict cos,
       V z1 = (V)(a & 0xffff0000), z2 = (V)(b & 0xffff0000);
       if constexpr (NORM) w1 = read<V>(w + i + n), w2 = read<V>(w + i + weights + n);
       rotate_pairs<NORM>(z1, z2, read<V>(cos + i + n), read<V>(sin + i + n), w1, w2, factor);
-      write(y + i, round_to_upper<n>(x1) >> 16 | (round_to_upper<n>(z1) & 0xffff0000));
-      write(y + i + pairs, round_to_upper<n>(x2) >> 16 | (round_to_upper<n>(z2) & 0xffff0000));
+      const bool tiny = are_tiny<n>(x1, x2, z1, z2);
+      write(y + i, round_in_turn<n>(x1, z1, tiny));
+      write(y + i + pairs, round_in_turn<n>(x2, z2, tiny));
     });
     if (DEALT > 0 && DEALT == PAIRS) return;
     x += first, y += first, cos += first, sin += first, w += NORM ? first : 0;
@@ -893,6 +922,12 @@ I count_scratch(const Job* job) {
   return lay_out(*job, nullptr, scratch);
 }
 
+#if LEVEL == 5  // which differs in bfloat16 alone
+void rotate(const Job* job, I start, I stop, char* scratch) {
+  if (job->dtype == BFLOAT16) return rotate_dtype<bfloat16>(*job, start, stop, scratch);
+  rope_xp_kernels_4.rotate(job, start, stop, scratch);
+}
+#else
 void rotate(const Job* job, I start, I stop, char* scratch) {
   switch (job->dtype) {
     case FLOAT16:
@@ -905,6 +940,7 @@ void rotate(const Job* job, I start, I stop, char* scratch) {
       return rotate_dtype<double>(*job, start, stop, scratch);
   }
 }
+#endif
 
 }  // namespace
 
