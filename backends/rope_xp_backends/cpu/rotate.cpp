@@ -160,6 +160,44 @@ template <class T, int N> INLINE void store(T* p, Vec<Compute<T>, N> v) {
   else write(p, __builtin_convertvector(round_to_upper<N>(v) >> 16, Vec<uint16_t, N>));
 }
 
+// Copies some bytes of BYTES, an even number, without a call. Others are zero where they are
+// loaded.
+template <int BYTES> INLINE void copy_few(char* to, const char* from, I bytes) {
+  if constexpr (BYTES > 16)
+    if (bytes & 16) memcpy(to, from, 16), to += 16, from += 16;
+  if (bytes & 8) memcpy(to, from, 8), to += 8, from += 8;
+  if (bytes & 4) memcpy(to, from, 4), to += 4, from += 4;
+  if (bytes & 2) memcpy(to, from, 2);
+}
+template <int BYTES> INLINE void load_few(void* to, const void* from, I bytes) {
+#if defined(__AVX512BW__)
+  const uint32_t mask = (1u << bytes) - 1;
+  if constexpr (BYTES == 32) {
+    write(to, _mm256_maskz_loadu_epi8(mask, from));
+  } else {
+    const __m128i v = _mm_maskz_loadu_epi8((__mmask16)mask, from);
+    if constexpr (BYTES == 16) write(to, v);
+    else _mm_storel_epi64((__m128i*)to, v);
+  }
+#else
+  memset(to, 0, BYTES);
+  copy_few<BYTES>((char*)to, (const char*)from, bytes);
+#endif
+}
+template <int BYTES> INLINE void store_few(void* to, const void* from, I bytes) {
+#if defined(__AVX512BW__)
+  const uint32_t mask = (1u << bytes) - 1;
+  if constexpr (BYTES == 32) {
+    _mm256_mask_storeu_epi8(to, mask, read<__m256i>(from));
+  } else {
+    const __m128i v = BYTES == 16 ? read<__m128i>(from) : _mm_loadl_epi64((const __m128i*)from);
+    _mm_mask_storeu_epi8(to, (__mmask16)mask, v);
+  }
+#else
+  copy_few<BYTES>((char*)to, (const char*)from, bytes);
+#endif
+}
+
 // A step through a row: N elements at index i, or fewer, count, at the end of a row whose length is
 // no multiple of the shortest vector.
 template <int LENGTH, bool WHOLE> struct Step {
@@ -168,29 +206,32 @@ template <int LENGTH, bool WHOLE> struct Step {
 
   template <class T> INLINE Vec<Compute<T>, N> load(const T* p) const {
     if constexpr (WHOLE) return ::load<T, N>(p + i);
-    T part[N] = {};
-    memcpy(part, p + i, count * sizeof(T));
+    T part[N];
+    load_few<sizeof part>(part, p + i, count * sizeof(T));
     return ::load<T, N>(part);
   }
   template <class T> INLINE void store(T* p, Vec<Compute<T>, N> v) const {
     if constexpr (WHOLE) return ::store<T, N>(p + i, v);
     T part[N];
     ::store<T, N>(part, v);
-    memcpy(p + i, part, count * sizeof(T));
+    store_few<sizeof part>(p + i, part, count * sizeof(T));
   }
   // Elements at an index that is twice as large: two vectors.
   template <class T>
   INLINE void load_two(const T* p, Vec<Compute<T>, N>& v, Vec<Compute<T>, N>& w) const {
-    T part[2 * N] = {};
+    T part[2 * N];
     const T* from = p + 2 * i;
-    if constexpr (!WHOLE) from = (const T*)memcpy(part, from, 2 * count * sizeof(T));
+    if constexpr (!WHOLE) {
+      load_few<sizeof part>(part, from, 2 * count * sizeof(T));
+      from = part;
+    }
     v = ::load<T, N>(from), w = ::load<T, N>(from + N);
   }
   template <class T> INLINE void store_two(T* p, Vec<Compute<T>, N> v, Vec<Compute<T>, N> w) const {
     T part[2 * N];
     T* to = WHOLE ? p + 2 * i : part;
     ::store<T, N>(to, v), ::store<T, N>(to + N, w);
-    if constexpr (!WHOLE) memcpy(p + 2 * i, part, 2 * count * sizeof(T));
+    if constexpr (!WHOLE) store_few<sizeof part>(p + 2 * i, part, 2 * count * sizeof(T));
   }
 };
 
