@@ -22,7 +22,7 @@ struct Threshold {
 Threshold thresholds[THRESHOLDS] = {
     {"release_bytes", 1 << 15},  // larger arrays are rotated while other threads run Python
     {"thread_elements",
-     1 << 19},  // of which a thread rotates at least so many, as starting one takes time
+     1 << 21},  // of which a thread rotates at least so many, as starting one takes time
     {"table_rows", 1 << 12},       // of a rope, computed from small tables before all are
     {"large_bytes", 1 << 25},      // larger arrays leave the last cache before they are read again
     {"angle_bytes", 1 << 14},      // cos and sin of a block, which stay in the first cache,
