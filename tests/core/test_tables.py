@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.bits import sample
 from support.exhaustive import exhaustive
 from support.programs import printed
 from support.rules import Only, Twice
@@ -22,7 +23,7 @@ import rope_xp
 from rope_xp import RoPE
 from rope_xp._core import caches
 from rope_xp._core.tables import TableKey
-from rope_xp._rotation.tables import host_tables
+from rope_xp._rotation.tables import host_tables, small_tables
 
 
 def key(base: float, head_dim: int) -> TableKey:
@@ -183,6 +184,47 @@ def test_calls_of_every_kind_hold_at_most_64_mib_of_rss(kind, library):
     growth, after_clearing = map(float, printed("held_memory.py", kind, library, **malloc).split())
     assert growth <= 70
     assert after_clearing <= growth + 5
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="RSS is read from /proc")
+@pytest.mark.parametrize(("library", "most"), [("numpy", 8), exhaustive("torch", 12)])
+def test_ten_thousand_calls_of_a_rope_hold_8_mib_of_rss(library, most):
+    """Tables of two head_dims, and nothing for a call; in torch what the slow path imports too."""
+    if importlib.util.find_spec(library) is None:
+        pytest.skip(f"{library} is not installed")
+    pytest.importorskip("rope_xp_backends.cpu._native")
+    malloc = {"MALLOC_MMAP_THRESHOLD_": "65536"}
+    growth, _ = map(float, printed("held_memory.py", "one_rope", library, **malloc).split())
+    assert growth <= most
+
+
+def test_200_ropes_in_turn_keep_their_tables():
+    pytest.importorskip("rope_xp_backends.cpu._native")
+    x, many = np.ones((1, 1, 32, 128), np.float32), [RoPE(base=next(BASES)) for _ in range(200)]
+    rope_xp.clear_caches()
+    before = small_tables.__self__.built, host_tables.__self__.built
+    for _ in range(3):
+        for rope in many:
+            rope.apply(x, x, [5])
+    assert (small_tables.__self__.built, host_tables.__self__.built) == (before[0] + 200, before[1])
+
+
+def test_a_rope_that_is_used_often_gets_whole_tables_with_the_same_bits(rng):
+    native = pytest.importorskip("rope_xp_backends.cpu._native")
+    rope, x = RoPE(base=next(BASES), layout="half"), sample(rng, 1, 64, 2, 32)
+    positions = rng.integers(1 - (1 << 31), 1 << 31, 64)
+    expected = truth(rope.rotate, x, positions)
+    rope_xp.clear_caches()
+    before = host_tables.__self__.built
+    rows = native.tune("table_rows", 200)
+    try:
+        built = []
+        for _ in range(5):
+            np.testing.assert_array_equal(rope.rotate(x, positions), expected)
+            built.append(host_tables.__self__.built - before)
+    finally:
+        native.tune("table_rows", rows)
+    assert built == [0, 0, 0, 0, 1]
 
 
 # --- whose tables they are -----------------------------------------------------------------------

@@ -65,7 +65,24 @@ def mixed(make):
             yield rope.apply(x, x, norm=rope_xp.QKNorm(x[0, 0, 0], x[0, 0, 1]))
 
 
-KINDS = {f.__name__: f for f in (ropes, mixed)}
+def one_rope(make):
+    """Ten thousand calls of one rope, of all kinds, lengths and two dtypes."""
+    rope, random = RoPE(layout="half"), np.random.default_rng(0)
+    for i in range(10_000):
+        n, d = int(random.integers(1, 40)), (64, 128)[int(random.integers(2))]
+        x, p = make(np.ones((1, n, 4, d), ("f4", "f2")[i % 2])), np.arange(n) + i
+        norm = rope_xp.QKNorm(x[0, 0, 0], x[0, 0, 1])
+        calls = (
+            *(lambda x=x, p=p: rope.apply(x, x, p), lambda x=x, p=p: rope.rotate(x, p + 0.5)),
+            *(lambda x=x: rope.rotate(x, out=x), lambda x=x, p=p: rope.unrotate(x, p.tolist())),
+            lambda x=x, p=p: rope.rerotate(x, p, p + 1),
+            lambda x=x, norm=norm: rope.apply(x, x, norm=norm),
+            lambda x=x, p=p: rope.at(p, like=x).apply(x, x),
+        )
+        yield calls[i % len(calls)]()
+
+
+KINDS = {f.__name__: f for f in (ropes, mixed, one_rope)}
 KINDS["gradients"] = partial(angles, trains=True)
 
 
@@ -75,7 +92,7 @@ def main(kind, library):
         module = importlib.import_module({"jax": "jax.numpy"}.get(library, library))
         make = module.tensor if library == "torch" else module.asarray
     # Neither what compilers load nor what malloc keeps of freed arrays is held by calls.
-    for result in islice(KINDS[kind](make), 6):
+    for result in islice(KINDS[kind](make), 1 if kind == "one_rope" else 6):
         del result
     for n in range(1, 2200, 50):
         result = make(np.ones((3, n, 1, 128), np.float32)) * 2
