@@ -40,7 +40,8 @@ const I HUGE_BYTES = I(1) << 22;          // of results that torch would not map
 const Py_ssize_t MOST_NUMBERS = 1 << 20;  // of Python; numpy reads more in less memory
 const double MIN_EPS = 0x1p-126;
 
-// Whether an object, whose reference goes, is true. An error goes too, and counts as `otherwise`.
+// Whether an object, whose reference goes, is true. An error counts as `otherwise` and goes too,
+// but for interrupts, which `decline` hands on.
 bool is_true(PyObject* object, bool otherwise) {
   if (object == Py_True || object == Py_False) {
     Py_DECREF(object);
@@ -48,7 +49,7 @@ bool is_true(PyObject* object, bool otherwise) {
   }
   const int truth = object ? PyObject_IsTrue(object) : -1;
   Py_XDECREF(object);
-  if (truth < 0) PyErr_Clear();
+  if (truth < 0 && PyErr_ExceptionMatches(PyExc_Exception)) PyErr_Clear();
   return truth < 0 ? otherwise : truth;
 }
 
