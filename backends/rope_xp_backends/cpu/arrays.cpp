@@ -203,7 +203,7 @@ bool may_overlap_itself(const Array& x) {
 }
 
 // --- set up --------------------------------------------------------------------------------------
-static void replace(PyObject*& held, PyObject* by) {
+void replace(PyObject*& held, PyObject* by) {
   PyObject* before = held;
   held = Py_NewRef(by);
   Py_XDECREF(before);

@@ -59,7 +59,8 @@ bool are_disjoint(const Array& x, const Array& y);
 // Whether elements of an array may share memory.
 bool may_overlap_itself(const Array& x);
 
-bool fail(const char* message);  // sets a ValueError, and returns false
+bool fail(const char* message);               // sets a ValueError, and returns false
+void replace(PyObject*& held, PyObject* by);  // what was held goes
 
 PyObject* set_up_numpy(PyObject*, PyObject* args);
 PyObject* set_up_torch(PyObject*, PyObject* args);

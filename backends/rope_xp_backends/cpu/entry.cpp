@@ -677,12 +677,6 @@ bool intern_names() {
   return true;
 }
 
-static void replace(PyObject*& held, PyObject* by) {
-  PyObject* before = held;
-  held = Py_NewRef(by);
-  Py_XDECREF(before);
-}
-
 // set_up_calls(QKNorm, choice, find_tables): what calls are told by from now on. choice.name is the
 // forced path; find_tables(rope, head_dim, inverse, wide) returns a handle of read_tables, whether
 // pairs are interleaved on input and on output, and where the slice starts, with its pairs; or
