@@ -24,9 +24,10 @@ struct Tables {
   Dtype dtype;
   I pairs, components;  // components: of positions, 0 without an axis of them
   bool takes_fractions;
-  const void *low, *middle, *high, *frequencies;  // frequencies may be null; low is of small ones
-  const int32_t* component;                       // null where positions have one component
-  const double *inner, *outer;                    // of small tables
+  const void *low, *middle, *high;  // null in small tables
+  const void* frequencies;          // may be null
+  const int32_t* component;         // null where positions have one component
+  const double *inner, *outer;      // of small tables
   double factor;
   I rows;  // that calls have computed from small tables
 };

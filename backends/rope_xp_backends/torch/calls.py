@@ -48,7 +48,7 @@ def rotate_by_tables(*call: Any) -> Any:
     if _is_on_gpu(q):
         from . import gpu_calls
 
-        return gpu_calls.rotate_by_tables(slice_, q, k, cos, sin, axes, out, norm, how)
+        return gpu_calls.rotate_by_tables(*call)
     if q.requires_grad and out is None and norm is None:
         from . import recorded
 

@@ -54,18 +54,9 @@ class Signature(NamedTuple):
     """What backward reads, None where no gradient is recorded."""
 
 
-def rotate_by_rope(
-    rope: Any,
-    q: Any,
-    k: Any,
-    positions: Any,
-    k_positions: Any,
-    axes: Any,
-    out: Any,
-    norm: Any,
-    how: int,
-) -> Any:
+def rotate_by_rope(*call: Any) -> Any:
     """See :meth:`rope_xp.backend.Backend.rotate_by_rope`."""
+    rope, q, k, positions, k_positions, axes, out, norm, how = call
     given = () if positions is None else (positions,)
     integral = all(type(p) is torch.Tensor and p.dtype in _INTEGERS for p in given)
     if k_positions is not None or not integral:
@@ -85,18 +76,9 @@ def rotate_by_rope(
     return _run(signature, parse_call, rotate_back, how)
 
 
-def rotate_by_tables(
-    slice_: tuple[Any, ...],
-    q: Any,
-    k: Any,
-    cos: Any,
-    sin: Any,
-    axes: Any,
-    out: Any,
-    norm: Any,
-    how: int,
-) -> Any:
+def rotate_by_tables(*call: Any) -> Any:
     """See :meth:`rope_xp.backend.Backend.rotate_by_tables`."""
+    slice_, (q, k, cos, sin, axes, out, norm, how) = call[:4], call[4:]
     arrays = (q,) if how & ONE else (q, k)
     inputs = cos, sin
     if not all(type(t) is torch.Tensor for t in inputs) or not recorded.are_constant(inputs, q):
