@@ -131,7 +131,7 @@ def apply_tables(
     backend = find.by_type.get(type(x)) or find.find_backend(x)
     if backend is not None:
         flags = how.ONE | how.GIVEN_COLUMNS | how.CHECK_COLUMNS | (how.INVERSE if inverse else 0)
-        call = layout, 0, rotary_offset, 0, x, None, cos, sin, axes, out, None, flags
+        call = layout, 0, rotary_offset, 0, x, None, cos, sin, axes, out, None, None, flags
         result = backend.rotate_by_tables(*call)
         if result is not None:
             return result  # type: ignore[no-any-return]  # same kind as x
@@ -254,7 +254,7 @@ def apply_angles(
     arguments = q, k, tables, k_tables, layout, axes, rotary_offset, out, norm
     backend = find.by_type.get(type(q)) or find.find_backend(q)
     if backend is not None and k_tables is None:
-        call = layout, 0, rotary_offset, 0, q, k, *tables, axes, out, norm, how.GIVEN_COLUMNS
+        call = layout, 0, rotary_offset, 0, q, k, *tables, axes, out, norm, None, how.GIVEN_COLUMNS
         results = backend.rotate_by_tables(*call)
         if results is not None:
             return results[0], results[1]

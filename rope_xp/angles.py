@@ -85,13 +85,9 @@ class Angles:
         >>> q, k = np.ones((1, 8, 3, 64)), np.ones((1, 2, 3, 64))
         >>> q_rotated, _ = rope_xp.RoPE().at([5, 6, 7], like=q).apply(q, k, axes="bhsd")
         """
-        if slots is not None or cache_axes is not None:
-            options: dict[str, Any] = {"axes": axes, "norm": norm}
-            given = self.rope, (q, k), self.cos, self.sin
-            parse_call = partial(parse_tables.rotate, *given, inverse=False, **options)
-            rotate = partial(self.apply, q, k, **options)
-            return rotate_into_slots(q, k, slots, axes, cache_axes, out, rotate, parse_call)
-        return self._rotate(q, k, (self.cos, self.sin), axes, out, norm, how.BOTH)  # type: ignore[no-any-return]  # same kind
+        cache = None if slots is None and cache_axes is None else (slots, cache_axes)
+        tables = self.cos, self.sin
+        return self._rotate(q, k, tables, axes, out, norm, how.BOTH, cache)  # type: ignore[no-any-return]  # same kind
 
     def rotate(
         self,
@@ -140,15 +136,21 @@ class Angles:
         out: Any,
         norm: Any,
         flags: int,
+        cache: tuple[Any, str | None] | None = None,
     ) -> Any:
         rope, backend = self.rope, by_type.get(type(q)) or find_backend(q)
         components = rope.position_axes
         fits = components is None or len(components) == tables[0].shape[-1]
         if backend is not None and fits:
             slice_ = rope.layout, rope.rotary_dim, rope.rotary_offset
-            results = backend.rotate_by_tables(*slice_, 0, q, k, *tables, axes, out, norm, flags)
+            call = *slice_, 0, q, k, *tables, axes, out, norm, cache, flags
+            results = backend.rotate_by_tables(*call)
             if results is not None:
                 return results
+        if cache is not None:
+            rotate = partial(self.apply, q, k, axes=axes, norm=norm)
+            slots, cache_axes = cache
+            return rotate_into_slots(q, k, slots, axes, cache_axes, out, rotate)
         arrays = (q,) if flags & how.ONE else (q, k)
         arguments = rope, arrays, *tables, axes, out, flags & how.INVERSE != 0, read_norm(norm)
         results = choose.run(parse_tables.rotate(*arguments))

@@ -105,8 +105,8 @@ class RoPE(RopeFields):
         slots : array or sequence, (batch..., tokens), or (tokens,) for one sequence, optional
             Integers: rotated keys go to these slots of a cache, (slots, heads, head_dim) or (pages,
             page, heads, head_dim), ``out=(q, k_cache)``, which is returned. ``out[0]`` may be None.
-            Each slot once. On a device they are not checked, and negative ones are skipped; see
-            :doc:`/caches`.
+            -1 is padding: its key is not written. Each slot once, which is checked for at most 64.
+            Slots on a device are not checked; see :doc:`/caches`.
         cache_axes : str, optional
             One letter for each axis of the cache: ``s`` slots, ``h`` heads, ``d`` head_dim (last),
             and perhaps ``p`` pages, through which slots are numbered, or any other letter for
@@ -138,18 +138,18 @@ class RoPE(RopeFields):
         >>> q, k = np.ones((1, 8, 1, 64), np.float32), np.ones((1, 2, 1, 64), np.float32)
         >>> q_rotated, k_rotated = rope.apply(q, k, [1000], axes="bhsd")
         """
-        if slots is not None or cache_axes is not None:
-            options = {"axes": axes, "k_positions": k_positions, "norm": norm}
-            rotate = partial(self.apply, q, k, positions, **options)
-            parse_call = partial(parse.rotate, self, (q, k), positions, **options)
-            return rotate_into_slots(q, k, slots, axes, cache_axes, out, rotate, parse_call)
         backend = by_type.get(type(q)) or find_backend(q)
+        cache = None if slots is None and cache_axes is None else (slots, cache_axes)
         if backend is not None:
             results = backend.rotate_by_rope(
-                self, q, k, positions, k_positions, axes, out, norm, BOTH
+                self, q, k, positions, k_positions, axes, out, norm, cache, BOTH
             )
             if results is not None:
                 return results  # type: ignore[no-any-return]  # same kind as q and k
+        if cache is not None:
+            options = {"axes": axes, "k_positions": k_positions, "norm": norm}
+            rotate = partial(self.apply, q, k, positions, **options)
+            return rotate_into_slots(q, k, slots, axes, cache_axes, out, rotate)
         arguments = self, (q, k), positions, axes, out, False, norm, k_positions
         return choose.run(parse.rotate(*arguments))
 
@@ -227,7 +227,8 @@ class RoPE(RopeFields):
     ) -> ArrayT:
         backend = by_type.get(type(x)) or find_backend(x)
         if backend is not None:
-            result = backend.rotate_by_rope(self, x, None, positions, None, axes, out, norm, flags)
+            call = self, x, None, positions, None, axes, out, norm, None, flags
+            result = backend.rotate_by_rope(*call)
             if result is not None:
                 return result  # type: ignore[no-any-return]  # same kind as x
         inverse = flags & INVERSE != 0

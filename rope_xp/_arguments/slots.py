@@ -2,36 +2,23 @@
 
 import math
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from rope_xp._arguments import checks, parse
 from rope_xp._arguments.axes import parse_axes
-from rope_xp._arguments.few_slots import (
-    PLANS,
-    SlotPlan,
-    assign_slots,
-    describe_caches,
-    find_slots,
-    write_few,
-)
 from rope_xp._arguments.out import check_out
-from rope_xp._core.call import Call, leaves
 from rope_xp._core.dtypes import INTEGERS
 from rope_xp._core.errors import RopeError
-from rope_xp._core.memory import ACCESS, alignment, get_span, have_overlap
-from rope_xp._core.path import PathUnavailable
 from rope_xp._core.typing import Array
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
-from rope_xp._dispatch.choose import choice
-from rope_xp._dispatch.heads import differ_by_head
 
-SCATTERED_MIN_ELEMENTS = 1 << 20
-"""Fewer keys are rotated, then assigned, in less time than a kernel takes to be planned."""
+FEW = 64
+"""Slots that are compared with each other, as slots.cpp does."""
+PADDING = -1
+"""A slot whose key is not written."""
 
 
 def move_slots(
@@ -64,16 +51,8 @@ def rotate_into_slots(
     cache_axes: str | None,
     out: Any,
     rotate: Callable[..., tuple[Array, Array]],
-    parse_call: Callable[..., Call],
 ) -> tuple[Array, Array]:
-    """Return q, and the key cache ``out[1]`` with k in slots.
-
-    ``rotate(out=...)`` rotates q and k, and ``parse_call(out=...)`` returns the call that does.
-    """
-    described = None if slots is None else describe_caches(q, k, axes, cache_axes, out)
-    found = None if described is None else find_slots(described, q, k, slots, out)
-    if found is not None:
-        return write_few(q, k, out, *found, rotate)
+    """Return q rotated by ``rotate(out=...)``, and the key cache ``out[1]`` with k in slots."""
     backend, where, _ = parse.check_arrays((q, k), axes, has_k_positions=True)
     _check_takes_slots(backend)
     if slots is None:
@@ -83,7 +62,7 @@ def rotate_into_slots(
     xp, (q_out, cache), tokens = backend.xp, out, where.batch_tokens
     # Batch and tokens first, as in a cache.
     order = (*tokens, *(i for i in range(len(k.shape)) if i not in tokens))
-    shape, inverse = tuple([k.shape[i] for i in order]), [*map(order.index, range(len(order)))]
+    shape = tuple([k.shape[i] for i in order])
     rows, head = shape[: len(tokens)], (math.prod(shape[len(tokens) : -1]), shape[-1])
     batch = math.prod(rows[:-1])
     view, cache_order, is_batched = _view_cache(backend, k, cache, cache_axes, batch, head)
@@ -95,24 +74,9 @@ def rotate_into_slots(
         check_out(backend, (q, cache), (q_out, cache), inputs, advise_in_place=False)
     elif q_out is not None and q_out is not q:
         raise TypeError(f"out[0] must be None or q with slots=: {backend.out_refusal}")
-    m = backend.memory(view) if on_host and slots.size and backend.assigns_by_index else None
-    # The slots are a slice of a view that has three axes.
-    is_flat = len(view.shape) == 3 or bool(m and m.strides[0] == m.shape[1] * m.strides[1])
-    if described is not None and on_host:
-        starts = np.arange(batch).reshape(*rows[:-1], 1) * limit if is_batched else None
-        axes_of_plan = order, rows, head, cache_order, len(view.shape) == len(cache.shape)
-        PLANS.store(described, SlotPlan(backend, *axes_of_plan, is_flat, limit, starts))
-    if m and is_flat and slots[-1] - slots[0] == slots.size - 1 and (np.diff(slots) == 1).all():
-        keys = xp.reshape(view, (math.prod(view.shape[:-2]), *head))[slots[0] : slots[-1] + 1]
-        keys = xp.permute_dims(xp.reshape(keys, shape), inverse)
-        if not have_overlap(*(get_span(backend.memory(x)) for x in (k, keys))):
-            return rotate(out=(q_out, keys))[0], cache
     outs = None if backend.out_refusal else (q_out, xp.empty_like(k))
     if out[0] is None and backend.is_compiling() and not backend.unwritable_reason(cache, k):
         outs = None  # more paths take calls without out=
-    is_long = on_host and math.prod(shape) >= SCATTERED_MIN_ELEMENTS
-    if is_long and outs and _scatter(parse_call(out=outs), view, slots, shape, inverse):
-        return q_out, cache
     q_out, keys = rotate(out=outs)
     keys = xp.reshape(xp.permute_dims(keys, order), (math.prod(rows), *head))
     view = _write_keys(backend, view, slots, on_host, keys)
@@ -171,44 +135,17 @@ def _view_cache(
     return view, order, is_batched
 
 
-def _scatter(
-    call: Call, cache: Array, slots: np.ndarray, shape: tuple[int, ...], inverse: list[int]
-) -> bool:
-    """Rotate q to ``out[0]`` and k to slots in one pass, or return False before."""
-    backend, xp, (q, k) = call.backend, call.backend.xp, call.arrays
-    n = len(call.spec.axes.batch_tokens)
-    rows, head = shape[:n], shape[n:]
-    reads = [k, *call.weights, *(leaf.array for leaf in leaves(call.angles[0]))]
-    span, *spans = (get_span(backend.memory(x)) for x in (cache, *reads) if x is not None)
-    if span is None or len(call.angles) > 1 or q.dtype != k.dtype or differ_by_head(call):
-        return False
-    steps = span.memory.strides[:-2]
-    if alignment(*steps) < ACCESS or any(have_overlap(span, other) for other in spans):
-        return False
-    places = np.unravel_index(slots, cache.shape[:-2])
-    offsets = sum(i * step for i, step in zip(places, steps, strict=True))
-    offsets = np.reshape(offsets, (*rows, *(1 for _ in head))).transpose(inverse)
-    first = xp.broadcast_to(xp.reshape(cache[(0,) * len(places)], head), (*rows, *head))
-    out = (call.out or ())[0], xp.permute_dims(first, inverse)
-    call = replace(call, out=out, offsets=backend.asarray(offsets, backend.device(k)))
-    for path in backend.paths:
-        is_allowed = path.scatters and choice.name in (None, path.name)
-        if is_allowed and path.decline_reason(call, forced=False) is None:
-            with suppress(PathUnavailable):
-                path.run(call)
-                return True
-    return False
-
-
 def _write_keys(backend: Backend, cache: Array, slots: Array, on_host: bool, keys: Array) -> Array:
     """Return a cache (..., slots, heads, head_dim), or a new one, with n keys in n slots."""
+    is_padded = not on_host or slots.min(initial=0) < 0
     slots = backend.asarray(slots, backend.device(cache)) if on_host else slots
     if not backend.assigns_by_index:
         flat = backend.xp.reshape(cache, (math.prod(cache.shape[:-2]), *keys.shape[1:]))
         return backend.replace_slots(flat, 0, slots, keys)
-    if not on_host and keys.shape[0]:
+    if is_padded and keys.shape[0]:
         slots, keys = _fill_padding(backend, cache, slots, keys)
-    assign_slots(cache, slots, keys)
+    page = cache.shape[1]
+    cache[slots if len(cache.shape) == 3 else (slots // page, slots % page)] = keys
     return cache
 
 
@@ -250,12 +187,16 @@ def _check_slots(
     if host is None:
         slots = backend.integers(slots)
     else:
-        if host.size and not 0 <= host.min() <= host.max() < length:
-            got = f"the {axis} of {name}; got {host.min()} to {host.max()}"
+        lowest = 0 if shape is None else PADDING
+        if host.size and not lowest <= host.min() <= host.max() < length:
+            padding = "" if shape is None else f", or {PADDING} for padding"
+            got = f"the {axis} of {name}{padding}; got {host.min()} to {host.max()}"
             raise RopeError(f"slots must be >= 0 and below {length}, {got}")
-        ordered = np.sort(host if is_batched else host.reshape(-1), axis=-1)  # np.unique is slow
-        if (ordered[..., 1:] == ordered[..., :-1]).any():
-            raise RopeError("slots holds the same slot twice; each may be written only once")
+        if host.size <= FEW:
+            ordered = np.sort(host if is_batched else host.reshape(-1), axis=-1)
+            again = ordered[..., 1:] == ordered[..., :-1]
+            if (again & (ordered[..., 1:] >= 0)).any():
+                raise RopeError("slots holds the same slot twice; each may be written only once")
         slots, xp = host.astype(np.int64), np
     if is_batched:
         count, device = math.prod(batch), backend.device(cache)

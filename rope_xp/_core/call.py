@@ -197,9 +197,6 @@ class Call:
     spec: RotationSpec
     weights: tuple[Array | None, ...] = ()
     """Of the norm, one for each array, None for an array without; empty without a norm."""
-    offsets: Array | None = None
-    """int64, for paths that scatter: bytes from ``out[1]``, whose batch and tokens have strides 0,
-    to each token of k, in multiples of ``memory.ACCESS``. Heads and head_dim have length 1."""
 
     def split(self, *, one_dtype: bool) -> list["Call"]:
         """Return calls whose arrays share one source of angles, and a dtype if ``one_dtype``."""

@@ -23,8 +23,6 @@ class Path:
     """Whether it computes cos and sin faster than the library's own operations do."""
     normalizes = False
     """Whether it takes calls with a norm."""
-    scatters = False
-    """Whether it takes calls with ``offsets``, of q and k that share angles and a dtype."""
 
     def decline_reason(self, call: Call, *, forced: bool) -> str | None:
         """Return why the path does not take the call, or None. It must not import or build.

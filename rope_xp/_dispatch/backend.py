@@ -10,7 +10,7 @@ import numpy as np
 from rope_xp._core.caches import cached_tables
 from rope_xp._core.call import LIMIT, TableLookup
 from rope_xp._core.dtypes import numpy_name
-from rope_xp._core.memory import Memory, get_span
+from rope_xp._core.memory import Memory
 from rope_xp._core.path import Path, ShardedExecutor
 from rope_xp._core.tables import DigitTables, TableKey
 from rope_xp._core.typing import Array, Device, Namespace
@@ -52,16 +52,12 @@ class Backend:
         """Return why arrays of this type cannot be taken, or None. Called once a type."""
         return None
 
-    def describe_caches(self, arrays: tuple[Array, ...]) -> Hashable:
-        """Return a key of q, k and a cache that may be written; None for any that are not plain."""
-        return None
-
     def rotate_by_rope(self, *call: Any) -> Any:
         """Run a call as it was written, or return None before anything is written.
 
         The slow path then takes it, which alone raises errors of arguments. ``call`` holds rope, q,
-        k, positions, k_positions, axes, out, norm, and a sum of flags, see
-        :mod:`rope_xp._dispatch.how`.
+        k, positions, k_positions, axes, out, norm, (slots, cache_axes) or None, and a sum of flags,
+        see :mod:`rope_xp._dispatch.how`.
         """
         return None
 
@@ -70,7 +66,7 @@ class Backend:
 
         ``call`` holds layout, rotary_dim (0: as many components as there are columns),
         rotary_offset, the number of their form among ``COLUMN_FORMS``, q, k, cos, sin, axes, out,
-        norm, and flags.
+        norm, (slots, cache_axes) or None, and flags.
         """
         return None
 
@@ -128,11 +124,6 @@ class Backend:
     def memory(self, x: Array) -> Memory | None:
         """Return the memory of x, None if it is unknown."""
         return None
-
-    def are_disjoint(self, x: Array, y: Array) -> bool:
-        """Return whether two arrays surely share no memory."""
-        a, b = get_span(self.memory(x)), get_span(self.memory(y))
-        return a is not None and b is not None and (a.end <= b.start or b.end <= a.start)
 
     def unwritable_reason(self, out: Array, x: Array) -> str | None:
         """Return why the result of x may not be written to ``out``, or None."""

@@ -9,11 +9,10 @@ from numpy.random import Generator
 from support.bits import same, sample
 from support.exhaustive import exhaustive
 from support.targets import TARGETS, numpy_dtype, rows, truth
+from support.ways import run_both_ways
 
 import rope_xp
 from rope_xp import RoPE, RopeError
-from rope_xp._arguments import few_slots
-from rope_xp._arguments import slots as slots_module
 from rope_xp._dispatch import find
 
 ROPE = RoPE(layout="half", rotary_dim=8)
@@ -146,36 +145,6 @@ def test_new_keys_equal_rotate_and_assign(backend, axes, cache, chosen, rng, mon
     same(backend.back(keys), hosts[2] if library.out_refusal else expected)
 
 
-@pytest.mark.parametrize("library", ["numpy", "torch"])
-@pytest.mark.parametrize("strides", [*CACHES, "beside values"])
-@pytest.mark.parametrize("chosen", ["slice", "apart"])
-def test_consecutive_slots_are_written_by_kernels(library, strides, chosen, rng, monkeypatch):
-    q, k, cache = make(rng, "bhsd", strides if strides in CACHES else "pages")
-    if strides == "beside values":
-        cache = np.stack([cache, cache], 1)[:, 0]
-    if library == "torch":
-        q, k, cache = map(pytest.importorskip("torch").from_numpy, (q, k, cache))
-    before, slots, outs = np.asarray(cache).copy(), np.array(CHOSEN[chosen]).reshape(2, 3), []
-    plain, angles = RoPE.apply, ROPE.at([5, 6, 7], like=q)
-
-    def record(*args: Any, out: Any, **options: Any) -> Any:
-        outs.append(np.asarray(out[1]))
-        return plain(*args, out=out, **options)
-
-    monkeypatch.setattr(RoPE, "apply", record)
-    monkeypatch.setattr(few_slots, "FEW", 0)
-    options = {"axes": "bhsd", "out": (q, cache), "slots": slots}
-    got = ROPE.apply(q, k, [5, 6, 7], **options)
-    assert (got[0] is q, got[1] is cache) == (True, True)
-    expected = fill(before, np.asarray(ROPE.rotate(k, [5, 6, 7], axes="bhsd")), slots, "bhsd")
-    same(np.asarray(cache), expected)
-    is_view = chosen == "slice" and strides in CACHES
-    assert np.shares_memory(outs[-1], np.asarray(cache)) == is_view
-    cache[...] = q.new_tensor(before) if library == "torch" else before
-    angles.apply(q, k, **options)
-    same(np.asarray(cache), expected)
-
-
 def fill_named(
     cache: np.ndarray, names: str, k: np.ndarray, slots: np.ndarray, axes: str
 ) -> np.ndarray:
@@ -218,41 +187,100 @@ def test_new_keys_go_where_letters_of_the_cache_say(backend, axes, names, chosen
     same(backend.back(got[1]), fill_named(cache, names, backend.back(rotated[1]), slots, axes))
 
 
+KINDS = ("plain", "bfloat16", "float64", "norm", "angles", "k_positions", "in place", "numpy slots")
+
+
+@pytest.mark.covering
 @pytest.mark.parametrize("backend", rows(("numpy-native", "torch-native")))
 @pytest.mark.parametrize("names", NAMED)
-@pytest.mark.parametrize("kind", ["bfloat16", "float32", "norm", "angles", "heads", "overlap"])
-def test_kernels_write_to_scattered_slots(backend, names, kind, rng, monkeypatch):
-    dtype = "bfloat16" if kind == "bfloat16" else "float32"
-    sizes = NAMED[names] | {"h": 2, "d": 32}
-    q, k = (sample(rng, 2, heads, 3, 32, dtype=dtype) for heads in (4, 2))
-    cache = sample(rng, *map(sizes.get, names), dtype=dtype)
+@pytest.mark.parametrize("axes", ["bshd", "bhsd", "sbhd"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("chosen", ["apart", "padded", "shared"])
+def test_the_entry_writes_to_slots_as_the_slow_path_does(
+    backend, names, axes, kind, chosen, rng, monkeypatch
+):
+    pytest.importorskip("rope_xp_backends.cpu._native")
+    dtype = kind if kind in ("bfloat16", "float64") else "float32"
+    sizes = {"b": 2, "s": 3, "d": 32}
+    q, k = (sample(rng, *map((sizes | {"h": n}).get, axes), dtype=dtype) for n in (4, 2))
+    cache = sample(rng, *map((sizes | {"h": 2} | NAMED[names]).get, names), dtype=dtype)
     slots = np.array([[5, 2, 7], [0, 7, 5]] if "b" in names else [[5, 2, 7], [0, 13, 8]])
-    x, y, keys, scattered = *map(backend.make, (q, k, cache)), []
-    if kind == "overlap":
-        y = keys.reshape(-1)[: k.size].reshape(k.shape)
+    if chosen == "padded":
+        slots[[0, 1], [1, 0]] = -1
+    if chosen == "shared" and "b" in names:
+        slots = slots[0]
+    x, y = backend.make(q), backend.make(k)
+    given: Any = slots if kind == "numpy slots" else backend.make(slots.astype(np.int32))
     weights = [backend.make(sample(rng, 32)) for _ in "qk"]
-    options = {"axes": "bhsd"} | ({"norm": rope_xp.QKNorm(*weights)} if kind == "norm" else {})
-    angles = ROPE.at(backend.make(np.array([OLD, NEW])), like=x)
-    if kind == "heads":  # one more axis of tables, which no kernel scatters by
-        tables = sample(rng, 2, 2, 3, 2, angles.cos.shape[-1])
-        angles = ROPE.with_tables(*map(backend.make, tables))
-    is_given = kind in ("angles", "heads")
-    apply = angles.apply if is_given else partial(ROPE.apply, positions=[OLD, NEW])
-    rotated = [backend.back(part) for part in apply(x, y, **options)]
-    scatter = slots_module._scatter
+    options: dict[str, Any] = {"axes": axes, "slots": given, "cache_axes": names}
+    options |= {"norm": rope_xp.QKNorm(*weights)} if kind == "norm" else {}
+    options |= {"k_positions": backend.make(np.array([NEW, OLD]))} if kind == "k_positions" else {}
+    positions = backend.make(np.array([OLD, NEW]))
+    angles = ROPE.at(positions, like=x)
+    apply = angles.apply if kind == "angles" else partial(ROPE.apply, positions=positions)
 
-    def record(*args: Any) -> bool:
-        scattered.append(scatter(*args))
-        return scattered[-1]
+    def call() -> tuple[np.ndarray, ...]:
+        keys = backend.make(cache)
+        q_out = backend.make(q * 0) if kind == "in place" else None
+        got = apply(x, y, out=(q_out, keys), **options)
+        assert got[1] is keys
+        assert q_out is None or got[0] is q_out
+        return backend.back(got[0]).copy(), backend.back(keys).copy()
 
-    monkeypatch.setattr(few_slots, "FEW", 0)
-    monkeypatch.setattr(slots_module, "SCATTERED_MIN_ELEMENTS", 1)
-    monkeypatch.setattr(slots_module, "_scatter", record)
-    got = apply(x, y, out=(x, keys), slots=slots, cache_axes=names, **options)
-    in_one_pass = kind not in ("heads", "overlap")
-    assert (got[0] is x, got[1] is keys, scattered) == (True, True, [in_one_pass])
-    same(backend.back(x), rotated[0])
-    same(backend.back(keys), fill_named(cache, names, rotated[1], slots, "bhsd"))
+    slow, at_once = run_both_ways(call, monkeypatch)
+    same(at_once[0], slow[0])
+    same(at_once[1], slow[1])
+    rest = {name: x for name, x in options.items() if name not in ("slots", "cache_axes")}
+    rotated = backend.back(apply(x, y, **rest)[1])
+    same(at_once[1], fill_named(cache, names, rotated, slots, axes))
+
+
+STRANGE = {
+    "reversed": lambda cache: cache[::-1],
+    "beside values": lambda cache: np.stack([cache, cache], 1)[:, 0],
+    "every other head": lambda cache: np.repeat(cache, 2, axis=1)[:, ::2],
+}
+
+
+@pytest.mark.parametrize("strides", STRANGE)
+@pytest.mark.parametrize("axes", ["shd", "bshd"])
+def test_a_cache_is_written_where_it_lies(strides, axes, rng, monkeypatch):
+    q, k = (sample(rng, 5, n, 12)[(None,) * (len(axes) - 3)] for n in (4, 2))
+    first, slots = sample(rng, 16, 2, 12), [9, 0, -1, 15, 3]
+
+    def call() -> np.ndarray:
+        cache = STRANGE[strides](first.copy())
+        ROPE.apply(q, k, slots=slots, out=(None, cache))
+        return cache
+
+    slow, at_once = run_both_ways(call, monkeypatch)
+    same(at_once, slow)
+    changed = np.flatnonzero((at_once != STRANGE[strides](first)).any((1, 2)))
+    assert changed.tolist() == [0, 3, 9, 15]
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_tables_with_heads_and_keys_within_the_cache_go_to_slots(library, rng):
+    q, cache = sample(rng, 1, 3, 4, 12), sample(rng, 16, 2, 12)
+    tables = sample(rng, 2, 1, 3, 2, 4)
+    put = np.array if library == "numpy" else pytest.importorskip("torch").tensor
+    angles = ROPE.with_tables(*map(put, tables))
+    keys = put(cache)
+    expected = cache.copy()
+    expected[[7, 0, 9]] = np.asarray(angles.rotate(put(cache[None, 2:5])))[0]
+    angles.apply(put(q), keys[2:5][None], slots=[7, 0, 9], out=(None, keys))
+    same(np.asarray(keys), expected)
+
+
+def test_many_slots_are_not_compared_and_few_are(rng):
+    q, cache = sample(rng, 65, 2, 12), np.zeros((70, 2, 12), np.float32)
+    slots = np.arange(65)
+    slots[-1] = 0
+    with pytest.raises(RopeError, match="the same slot twice"):
+        ROPE.apply(q[:64], q[:64], slots=slots[-64:] * 0, out=(None, cache))
+    assert not cache.any()
+    ROPE.apply(q, q, slots=slots, out=(None, cache))
+    same(cache[1:64], ROPE.rotate(q)[1:64])
 
 
 def test_slots_beyond_a_sequence_are_not_those_of_the_next():
@@ -272,7 +300,8 @@ def test_slots_beyond_a_sequence_are_not_those_of_the_next():
 Q, K, CACHE = (np.ones((*shape, 12), np.float32) for shape in ((1, 3, 4), (1, 3, 2), (16, 2)))
 ERRORS_OF_APPLY: dict[str, dict[str, Any]] = {
     r"slots= needs out=\(q, k_cache\)": {"out": None},
-    r"must be >= 0 and below 16, the slots of out\[1\]; got -1 to 4": {"slots": [3, 4, -1]},
+    r"below 16, the slots of out\[1\], or -1 for padding; got -2 to 4": {"slots": [3, 4, -2]},
+    "got 3 to 16": {"slots": [3, 4, 16]},
     "slots holds the same slot twice": {"slots": [3, 4, 3]},
     r"slots must be integers of shape \(1, 3\)": {"slots": [[3], [4], [5]]},
     r"like k, of numpy and float32: \(slots, 2, 12\) or": {"out": (Q, CACHE[:, :1])},

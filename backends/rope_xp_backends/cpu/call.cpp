@@ -234,18 +234,6 @@ bool are_results_apart(const Array* y, const Array* x, const bool* in_place, int
   return true;
 }
 
-bool place_offsets(Call& call) {
-  const Array& offsets = call.offsets;
-  bool fits = call.arrays == 2 && offsets.dtype == INT64 && offsets.ndim == call.x[1].ndim;
-  for (int i = 0; fits && i < call.axes.count; i++) {
-    const I axis = call.axes.batch_tokens[i];
-    fits = offsets.shape[axis] == call.x[1].shape[axis];
-  }
-  if (!fits) return fail("offsets do not fit the arrays");
-  call.job.offsets = offsets.data;
-  return true;
-}
-
 // --- from arrays to a job ------------------------------------------------------------------------
 
 // Adds the axes of batch and tokens to a job, collapsed into as few as the strides of all arrays
@@ -256,24 +244,25 @@ void collapse(Call& call) {
   const bool two = call.arrays > 1;
   // By their place in Strided, null where there is none.
   const Array* xs[] = {&call.x[0], &call.y[0], two ? &call.x[1] : nullptr,
-                       two ? &call.y[1] : nullptr, call.has_offsets ? &call.offsets : nullptr};
-  const Array* angles[] = {call.angles > 0 ? &call.angle[0] : nullptr,
-                           call.angles > 1 ? &call.angle[1] : nullptr};
-  const int angle_ndim = call.angles ? call.angle[0].ndim : 0;  // leading axes may be missing
+                       two ? &call.y[1] : nullptr};
+  // Arrays of which leading axes may be missing.
+  const Array* rows[] = {call.angles > 0 ? &call.angle[0] : nullptr,
+                         call.angles > 1 ? &call.angle[1] : nullptr,
+                         job.slots ? &call.slots : nullptr};
   job.ndim = 0, job.rows = 1;
   const Array* first = xs[Q_IN];
   for (int i = 0; i < axes.count; i++) {
     Dim dim = {first->shape[axes.batch_tokens[i]], {}};
     job.rows *= dim.length;
     if (dim.length == 1) continue;
-    for (int s = 0; s <= OFFSETS; s++)
+    for (int s = 0; s < ANGLES_A; s++)
       if (xs[s]) dim.steps[s] = xs[s]->strides[axes.batch_tokens[i]];
-    for (int k = 0; k < 2; k++) {
-      const int j = i - (axes.count - angle_ndim);
-      if (angles[k] && j >= 0 && angles[k]->shape[j] != 1)
-        dim.steps[ANGLES_A + k] = angles[k]->strides[j];
+    for (int s = ANGLES_A; s < STRIDED; s++) {
+      const Array* x = rows[s - ANGLES_A];
+      const int j = x ? i - (axes.count - x->ndim) : -1;
+      if (j >= 0 && x->shape[j] != 1) dim.steps[s] = x->strides[j];
     }
-    if (!angles[0]) dim.steps[ANGLES_A] = i == axes.count - 1;  // implicit positions
+    if (!rows[0]) dim.steps[ANGLES_A] = i == axes.count - 1;  // implicit positions
     job.dims[job.ndim++] = dim;
   }
   for (bool found = true; found;) {
@@ -291,7 +280,7 @@ void collapse(Call& call) {
       }
   }
   // A single token has an axis too, which counts implicit positions.
-  if (job.ndim == 0 || (!angles[0] && job.dims[job.ndim - 1].steps[ANGLES_A] == 0))
+  if (job.ndim == 0 || (!rows[0] && job.dims[job.ndim - 1].steps[ANGLES_A] == 0))
     job.dims[job.ndim++] = {1, {}};
   I bytes = 0, far = 0;
   const Dim& last = job.dims[job.ndim - 1];
@@ -321,10 +310,7 @@ bool exceeds_limit(const Call& call) {
     for (I c = 0; c < job.components; c++)
       for (I i = 0; i < last.length; i++) {
         const char* p = tokens + c * job.a_last + i * last.steps[ANGLES_A];
-        int32_t narrow;
-        I position;
-        if (job.angle_dtype == INT32) memcpy(&narrow, p, 4), position = narrow;
-        else memcpy(&position, p, 8);
+        const I position = read_integer(p, job.angle_dtype);
         // The modulus of -2**63 is 2**63, and no smaller number is out of range.
         found |= (position < 0 ? -(uint64_t)position : (uint64_t)position) >= (uint64_t)LIMIT;
       }
@@ -438,8 +424,7 @@ PyObject* read_small_tables(PyObject*, PyObject* args) {
 bool read_group(PyObject* group, PyObject* describe, Array* to, int most, int* count, bool& absent,
                 bool may_be_none = false) {
   *count = PyTuple_Check(group) ? (int)PyTuple_Size(group) : -1;
-  if (*count < 0 || *count > most)
-    return fail("arrays come in tuples of at most two, offsets of one");
+  if (*count < 0 || *count > most) return fail("arrays come in tuples of at most two");
   for (int i = 0; i < *count; i++) {
     PyObject* item = PyTuple_GetItem(group, i);
     to[i].ndim = 0;
@@ -449,8 +434,7 @@ bool read_group(PyObject* group, PyObject* describe, Array* to, int most, int* c
   return true;
 }
 
-// rotate(arrays, results, weights, angles, offsets, tables, spec, describe, limit_threads,
-// prepares)
+// rotate(arrays, results, weights, angles, tables, spec, describe, limit_threads, prepares)
 //
 // tables: a handle of read_tables, or None where angles are cos and sin.
 // spec: (batch and tokens axes, heads axis or -1, interleaved_in, interleaved_out, inverse, offset,
@@ -461,39 +445,36 @@ bool read_group(PyObject* group, PyObject* describe, Array* to, int most, int* c
 // If it `prepares`, it returns the bytes of the job in place of running it, for kernels of another
 // processor.
 PyObject* rotate(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 10 || !PyTuple_Check(args[6]))
-    return fail("rotate takes ten arguments, of which spec is a tuple"), nullptr;
-  PyObject *describe = args[7], *limit = args[8], *axes, *eps;
+  if (count != 9 || !PyTuple_Check(args[5]))
+    return fail("rotate takes nine arguments, of which spec is a tuple"), nullptr;
+  PyObject *describe = args[6], *limit = args[7], *axes, *eps;
   Call call;
   Job& job = call.job;
   memset(&job, 0, sizeof job);
   bool absent = false;
-  int in, out, inverse, columns, rest, results, offsets;
-  if (!PyArg_ParseTuple(args[6], "OLpppLLiOdp", &axes, &call.axes.heads, &in, &out, &inverse,
+  int in, out, inverse, columns, rest, results;
+  if (!PyArg_ParseTuple(args[5], "OLpppLLiOdp", &axes, &call.axes.heads, &in, &out, &inverse,
                         &job.before, &job.pairs, &columns, &eps, &job.weight_offset, &rest))
     return nullptr;
   job.interleaved_in = in, job.interleaved_out = out, job.inverse = inverse,
   job.normalizes_rest = rest;
-  job.normalized = eps != Py_None, job.lookup = args[5] != Py_None;
+  job.normalized = eps != Py_None, job.lookup = args[4] != Py_None;
   if (job.normalized) job.eps = PyFloat_AsDouble(eps);
   if (PyErr_Occurred() || !read_ints(axes, call.axes.batch_tokens, MAX_DIMS, &call.axes.count))
     return nullptr;
   if (!read_group(args[0], describe, call.x, 2, &call.arrays, absent) ||
       !read_group(args[1], describe, call.y, 2, &results, absent) ||
       !read_group(args[2], describe, call.weight, 2, &call.weights, absent, true) ||
-      !read_group(args[3], describe, call.angle, 2, &call.angles, absent) ||
-      !read_group(args[4], describe, &call.offsets, 1, &offsets, absent))
+      !read_group(args[3], describe, call.angle, 2, &call.angles, absent))
     return nullptr;
   if (call.arrays < 1 || call.arrays != results || (!job.lookup && call.angles != 2))
     return fail("arguments do not fit each other"), nullptr;
-  call.has_offsets = offsets == 1;
   if (!place_operands(call) || !read_angles(call, columns)) return nullptr;
   if (job.lookup) {
-    const Tables* tables = get_tables(args[5]);
+    const Tables* tables = get_tables(args[4]);
     if (!tables || !place_tables(call, tables, columns >= 0)) return nullptr;
   }
-  if (call.has_offsets && !place_offsets(call)) return nullptr;
-  const int prepares = PyObject_IsTrue(args[9]);
+  const int prepares = PyObject_IsTrue(args[8]);
   if (prepares < 0) return nullptr;
   if (absent) Py_RETURN_FALSE;
   collapse(call);

@@ -11,9 +11,9 @@ struct Axes {
 struct Call {
   Job job;
   Axes axes;
-  Array x[2], y[2], weight[2], angle[2], offsets;  // a weight without axes is none
+  Array x[2], y[2], weight[2], angle[2];  // a weight without axes is none
+  Array slots;                            // read if the job has slots
   int arrays, weights, angles;
-  bool has_offsets;
 };
 
 // Digit tables, with a reference to what they lie in. Whoever keeps a pointer to them counts in
@@ -39,7 +39,13 @@ void drop(Tables* tables);              // one keeper less
 bool place_operands(Call& call);
 bool read_angles(Call& call, int columns);
 bool place_tables(Call& call, const Tables* tables, bool has_components);
-bool place_offsets(Call& call);
+
+// Reads names of axes, or takes those that are usual if they are None. The last is head_dim.
+bool name_axes(PyObject* names, int ndim, Axes& axes);
+
+// Makes slots of a cache the result of the last array. Returns false, without an error, where they
+// do not fit.
+bool place_slots(Call& call, const Array& cache, PyObject* names);
 
 // Whether no result overlaps anything else that is read or written. A result may be in place.
 bool are_results_apart(const Array* y, const Array* x, const bool* in_place, int arrays,

@@ -98,7 +98,8 @@ void free_handles(PyObject* capsule) {
 
 struct Entry {
   Library library;
-  bool records;  // whether autograd records operations on tensors
+  bool records;   // whether autograd records operations on tensors
+  bool to_slots;  // whether the last result is a cache
   int how, arrays;
   PyObject *objects[2], *outs[2];
   bool in_place[2];
@@ -107,10 +108,10 @@ struct Entry {
   Array x[2], y[2], angle[4];
   int angles;
   // Memory for positions that are no arrays, or not of integers: of a few, or else allocated.
-  I few[2][64];
-  char* buffers[2];
-  Entry() : buffers{nullptr, nullptr} {}
-  ~Entry() { free(buffers[0]), free(buffers[1]); }
+  I few[3][64];
+  char* buffers[3];
+  Entry() : buffers{nullptr, nullptr, nullptr} {}
+  ~Entry() { free(buffers[0]), free(buffers[1]), free(buffers[2]); }
 };
 
 // --- what a call is given ------------------------------------------------------------------------
@@ -123,6 +124,8 @@ bool read(const Entry& e, PyObject* object, Library library, Array& x) {
   if (asks_true(object, IS_NEGATED)) return false;
   return !e.records || !is_true(PyObject_GetAttr(object, requires_grad_name), true);
 }
+
+}  // namespace
 
 bool name_axes(PyObject* names, int ndim, Axes& axes) {
   axes.count = 0, axes.heads = -1;
@@ -149,6 +152,8 @@ bool name_axes(PyObject* names, int ndim, Axes& axes) {
   return tokens >= 0;
 }
 
+namespace {
+
 // Whether q and k differ only where they may.
 bool is_pair(const Array& q, const Array& k, const Axes& axes, bool own_tokens) {
   if (k.ndim != q.ndim || k.dtype != q.dtype) return false;
@@ -162,7 +167,7 @@ bool is_pair(const Array& q, const Array& k, const Axes& axes, bool own_tokens) 
 // Whether calls on arrays like x are taken, as nothing sees or changes what happens to them.
 bool takes(Entry& e, PyObject* x) {
   e.library = find_library(x), e.arrays = e.how & ONE ? 1 : 2, e.angles = 0, e.calls = 1;
-  e.records = false;
+  e.records = e.to_slots = false;
   if (e.library == OTHER || !functions[e.library][EMPTY_LIKE]) return false;
   if (choice) {
     Ref name(PyObject_GetAttr(choice, name_name));
@@ -176,9 +181,10 @@ bool takes(Entry& e, PyObject* x) {
   return true;
 }
 
-// Reads q and k, and the results that are given.
+// Reads q and k, and the results that are given. `slots` are None, or a pair of them and of the
+// names of axes of a cache, which is then the result of k.
 bool read_arrays(Entry& e, PyObject* q, PyObject* k, PyObject* names, PyObject* out,
-                 bool own_tokens) {
+                 PyObject* slots, bool own_tokens) {
   if (!takes(e, q)) return false;
   e.objects[0] = q, e.objects[1] = k;
   for (int i = 0; i < e.arrays; i++)
@@ -189,19 +195,26 @@ bool read_arrays(Entry& e, PyObject* q, PyObject* k, PyObject* names, PyObject* 
   if (!name_axes(names, e.x[0].ndim, axes)) return false;
   if (e.arrays > 1 && !is_pair(e.x[0], e.x[1], axes, own_tokens)) return false;
   e.outs[0] = e.outs[1] = nullptr, e.in_place[0] = e.in_place[1] = false;
-  if (out == Py_None) return true;
+  e.to_slots = slots != Py_None;
+  if (out == Py_None) return !e.to_slots;
   if (e.arrays > 1 && (!PyTuple_CheckExact(out) || PyTuple_Size(out) != 2)) return false;
+  if (e.to_slots && (e.arrays < 2 || !PyTuple_CheckExact(slots) || PyTuple_Size(slots) != 2))
+    return false;
   // Tensors that were made under inference_mode have no version, and are written only there.
   const bool tracked = e.library == TORCH && !is_true(ask(TORCH, IS_INFERENCE_ENABLED), false);
   for (int i = 0; i < e.arrays; i++) {
-    PyObject* y = e.outs[i] = e.arrays > 1 ? PyTuple_GetItem(out, i) : out;
-    e.in_place[i] = y == e.objects[i];
+    PyObject* y = e.arrays > 1 ? PyTuple_GetItem(out, i) : out;
+    const bool is_cache = e.to_slots && i == 1;
+    if (e.to_slots && i == 0 && y == Py_None) continue;
+    e.outs[i] = y;
+    e.in_place[i] = y == e.objects[i] && !is_cache;
     if (e.in_place[i]) e.y[i] = e.x[i];
     else if (find_library(y) != e.library || !read(e, y, e.library, e.y[i])) return false;
     const Array &from = e.x[i], &to = e.y[i];
-    if (!to.writeable || to.dtype != from.dtype || to.ndim != from.ndim || may_overlap_itself(to))
+    if (!to.writeable || to.dtype != from.dtype || may_overlap_itself(to)) return false;
+    if (!is_cache &&
+        (to.ndim != from.ndim || memcmp(to.shape, from.shape, to.ndim * sizeof(I)) != 0))
       return false;
-    if (memcmp(to.shape, from.shape, to.ndim * sizeof(I)) != 0) return false;
     if (tracked) {
       Ref version(PyObject_GetAttr(y, version_name));
       if (!version.object) return PyErr_Clear(), false;
@@ -441,7 +454,8 @@ bool can_write(const Entry& e, const Call& normed) {
 
 // Tells autograd of results that were written.
 bool mark_written(const Entry& e, PyObject* out) {
-  Ref outs(e.arrays > 1 ? Py_NewRef(out) : PyTuple_Pack(1, out));
+  const bool all = e.arrays > 1 && e.outs[0];
+  Ref outs(all ? Py_NewRef(out) : PyTuple_Pack(1, e.outs[e.arrays - 1]));
   if (!outs.object) return false;
   Ref done(
       PyObject_CallFunctionObjArgs(functions[TORCH][INCREMENT_VERSIONS], outs.object, nullptr));
@@ -459,18 +473,23 @@ PyObject* decline() {
 
 // Runs calls whose sources of angles are read. Each has a place for tables, and `columns` as
 // read_angles takes them.
-PyObject* run_calls(Entry& e, PyObject* out, const Variant* variant, int columns) {
+PyObject* run_calls(Entry& e, PyObject* out, PyObject* slots, const Variant* variant, int columns) {
   Ref made[2];
-  if (out != Py_None && !can_write(e, e.call[0])) Py_RETURN_NONE;
-  for (int i = 0; i < e.arrays && out == Py_None; i++) {
+  for (int i = 0; i < e.arrays; i++) {
+    if (e.outs[i]) continue;
     made[i].object = allocate(e, i);
     if (!made[i].object) return nullptr;
     if (!read_fields(made[i], e.library, e.y[i])) return decline();
   }
   const Call& first = e.call[0];
+  Call& last = e.call[e.calls - 1];
+  if (e.to_slots) {
+    PyObject* given = PyTuple_GetItem(slots, 0);
+    if (PyLong_CheckExact(given) || !read_positions(e, given, 2, last.slots)) return decline();
+  }
+  if (out != Py_None && !can_write(e, first)) Py_RETURN_NONE;
   for (int i = 0; i < e.calls; i++) {
     Call& call = e.call[i];
-    call.has_offsets = false;
     call.arrays = e.arrays / e.calls;
     for (int k = 0; k < call.arrays; k++) call.y[k] = e.y[i + k];
     if (i > 0) {
@@ -481,6 +500,7 @@ PyObject* run_calls(Entry& e, PyObject* out, const Variant* variant, int columns
     }
     if (e.calls > 1 && call.weights > 1) call.weights = 1;
   }
+  if (e.to_slots && !place_slots(last, e.y[1], PyTuple_GetItem(slots, 1))) return decline();
   for (int i = 0; i < e.calls; i++) {
     Call& call = e.call[i];
     if (!place_operands(call) || !read_angles(call, columns)) return decline();
@@ -492,7 +512,8 @@ PyObject* run_calls(Entry& e, PyObject* out, const Variant* variant, int columns
     if (!run(e.call[i], functions[e.library][LIMIT_THREADS])) return nullptr;
   if (out != Py_None) {
     if (e.library == TORCH && !mark_written(e, out)) return nullptr;
-    return Py_NewRef(out);
+    if (!made[0].object) return Py_NewRef(out);
+    return PyTuple_Pack(2, made[0].object, e.outs[1]);
   }
   if (e.arrays > 1) return PyTuple_Pack(2, made[0].object, made[1].object);
   return Py_NewRef(made[0].object);
@@ -500,17 +521,20 @@ PyObject* run_calls(Entry& e, PyObject* out, const Variant* variant, int columns
 
 }  // namespace
 
-// rotate_by_rope(rope, q, k, positions, k_positions, axes, out, norm, how): results, or None.
+// rotate_by_rope(rope, q, k, positions, k_positions, axes, out, norm, slots, how): results, or
+// None.
 //
-// how: a sum of ONE (q is an array alone, and k is not read), INVERSE, TRANSPOSED and RECORDED.
+// slots: None, or slots and the names of the axes of a cache, which is then the result of k. how: a
+// sum of ONE (q is an array alone, and k is not read), INVERSE, TRANSPOSED and RECORDED.
 PyObject* rotate_by_rope(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 9) return fail("rotate_by_rope takes nine arguments"), nullptr;
+  if (count != 10) return fail("rotate_by_rope takes ten arguments"), nullptr;
   PyObject *rope = args[0], *positions = args[3], *k_positions = args[4], *out = args[6];
+  PyObject* slots = args[8];
   Entry e;
-  e.how = (int)PyLong_AsLong(args[8]);
+  e.how = (int)PyLong_AsLong(args[9]);
   if (PyErr_Occurred()) return nullptr;
   const bool apart = k_positions != Py_None;
-  if (!read_arrays(e, args[1], args[2], args[5], out, apart)) return decline();
+  if (!read_arrays(e, args[1], args[2], args[5], out, slots, apart)) return decline();
   if (apart && e.arrays < 2) Py_RETURN_NONE;
   e.calls = apart ? 2 : 1;
   Variant v;
@@ -536,23 +560,23 @@ PyObject* rotate_by_rope(PyObject*, PyObject* const* args, Py_ssize_t count) {
     if (!read_positions(e, given, i, call.angle[0]) || !fit_positions(call, e.buffers[i], v))
       return decline();
   }
-  return run_calls(e, out, &v, v.tables->components ? 0 : -1);
+  return run_calls(e, out, slots, &v, v.tables->components ? 0 : -1);
 }
 
 // rotate_by_tables(layout, rotary_dim, rotary_offset, columns, q, k, cos, sin, axes, out, norm,
-// how): results, or None.
+// slots, how): results, or None.
 //
 // rotary_dim: None for all of head_dim, 0 for as many components as there are columns. columns: 0
 // for one a pair; 1 where the second half repeats the first, 2 where neighbours are equal.
 PyObject* rotate_by_tables(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 12) return fail("rotate_by_tables takes twelve arguments"), nullptr;
-  PyObject *layout = args[0], *out = args[9];
+  if (count != 13) return fail("rotate_by_tables takes thirteen arguments"), nullptr;
+  PyObject *layout = args[0], *out = args[9], *slots = args[11];
   Entry e;
-  e.how = (int)PyLong_AsLong(args[11]);
+  e.how = (int)PyLong_AsLong(args[12]);
   const long form = PyLong_AsLong(args[3]);
   if (PyErr_Occurred()) return nullptr;
   if (!PyUnicode_Check(layout) || !PyLong_CheckExact(args[2])) Py_RETURN_NONE;
-  if (!read_arrays(e, args[4], args[5], args[8], out, false)) return decline();
+  if (!read_arrays(e, args[4], args[5], args[8], out, slots, false)) return decline();
   Call& call = e.call[0];
   Job& job = call.job;
   memset(&job, 0, sizeof job);
@@ -590,7 +614,7 @@ PyObject* rotate_by_tables(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (!interleaved && !half && !mixed) Py_RETURN_NONE;
   set_layout(job, !half, interleaved, e.how);
   job.before = offset;
-  return run_calls(e, out, nullptr, form == 2 ? 2 : 1);
+  return run_calls(e, out, slots, nullptr, form == 2 ? 2 : 1);
 }
 
 // look_up_angles(rope, positions, like, head_dim, inverse): cos and sin, side by side in an array
@@ -644,7 +668,7 @@ PyObject* look_up_angles(PyObject*, PyObject* const* args, Py_ssize_t count) {
   Ref y(PyObject_CallFunction(functions[e.library][EMPTY], "Oi", shape.object, wide));
   if (!y.object) return nullptr;
   if (find_library(y) != e.library || !read_fields(y, e.library, call.y[0])) return decline();
-  call.arrays = 1, call.has_offsets = false;
+  call.arrays = 1;
   const int columns = v.tables->components ? 0 : -1;
   if (!place_operands(call) || !read_angles(call, columns) ||
       !place_tables(call, v.tables, columns >= 0))

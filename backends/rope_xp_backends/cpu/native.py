@@ -102,7 +102,6 @@ class Rotate:
         weights: Arrays,
         angles: Arrays,
         tables: DigitTables | None,
-        offsets: Arrays = (),
     ) -> None:
         """Rotate arrays of one dtype into results, which overlap nothing else.
 
@@ -111,7 +110,7 @@ class Rotate:
         such as a functional tensor, has no memory.
         """
         handle = tables and (tables.handle or read_tables(tables, self.describe))
-        operands = arrays, results, weights, angles, offsets, handle
+        operands = arrays, results, weights, angles, handle
         try:
             done: bool = module.rotate(*operands, self.spec, self.describe, self.limit, False)
         except RopeError:  # of the number of threads

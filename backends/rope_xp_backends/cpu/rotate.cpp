@@ -805,9 +805,9 @@ void rotate_usual(I pairs, A&... a) {
   rotate_each<T, IN, OUT, NORM, SKEWED, false, 0>(a...);
 }
 
-// All rows of q or of k in a block of tokens. `offsets` are further offsets of results.
+// All rows of q or of k in a block of tokens, perhaps to slots.
 template <class T, bool IN, bool OUT, bool NORM, bool SKEWED>
-void rotate_block(const Job& job, int k, const char* x, char* y, const char* offsets, I tokens,
+void rotate_block(const Job& job, int k, const char* x, char* y, const char* slots, I tokens,
                   const Scratch<Compute<T>>& scratch) {
   typedef Compute<T> C;
   const Operand& o = job.operand[k];
@@ -819,20 +819,26 @@ void rotate_block(const Job& job, int k, const char* x, char* y, const char* off
   const bool in_place = o.x == o.y,
              copies = !in_place && !(NORM && job.normalizes_rest) && before + after;
   const bool tokens_first =
-      offsets || dim.length == 1 ||
+      slots || dim.length == 1 ||
       (o.x_head < 0 ? -o.x_head : o.x_head) <= (x_token < 0 ? -x_token : x_token);
   const I outer = tokens_first ? tokens : o.heads, inner = tokens_first ? o.heads : tokens;
   const I x_outer = tokens_first ? x_token : o.x_head, x_inner = tokens_first ? o.x_head : x_token;
   const I y_outer = tokens_first ? y_token : o.y_head, y_inner = tokens_first ? o.y_head : y_token;
-  const bool streams = job.is_large && !in_place && !offsets && y_inner == size &&
-                       size % LINE == 0 && size >= 4 * LINE;
+  const bool streams =
+      job.is_large && !in_place && y_inner == size && size % LINE == 0 && size >= 4 * LINE;
   // The processor foresees what is read next, but for slices, as of a fused projection, and for
   // long arrays.
   const bool prefetches =
       tokens_first && ((job.is_large && slice >= 4 * LINE) || x_token != o.heads * o.x_head);
   const I most = streams ? (size < BUFFER ? BUFFER / size : 1) : inner;
   for (I i = 0; i < outer; i++) {
-    char* to = y + i * y_outer + (offsets ? read<I>(offsets + i * dim.steps[OFFSETS]) : 0);
+    char* to = y + i * y_outer;
+    if (slots) {
+      const I slot = read_integer(slots + i * dim.steps[SLOTS], job.slot_dtype);
+      if ((uint64_t)slot >= (uint64_t)job.limit) continue;  // padding, or written meanwhile
+      const I page = job.page ? slot / job.page : 0;
+      to += page * job.page_step + (slot - page * job.page) * job.slot_step;
+    }
     for (I j = 0, n; j < inner; j += n) {
       n = inner - j < most ? inner - j : most;
       const char* from = x + i * x_outer + j * x_inner + before;
@@ -926,9 +932,10 @@ void rotate_rows(const Job& job, I start, I stop, char* memory) {
     }
     for (int k = 0; k < job.operands; k++) {
       const Operand& o = job.operand[k];
-      const char* offsets = k == 1 && job.offsets ? job.offsets + steps[OFFSETS] : nullptr;
+      const bool to_slots = job.slots && k == job.operands - 1;
+      const char* slots = to_slots ? job.slots + steps[SLOTS] : nullptr;
       rotate_block<T, IN, OUT, NORM, SKEWED>(job, k, o.x + steps[2 * k], o.y + steps[2 * k + 1],
-                                             offsets, n, scratch);
+                                             slots, n, scratch);
     }
   }
 #if defined(__x86_64__)

@@ -6,10 +6,9 @@ typedef int64_t I;
 
 enum Dtype { FLOAT16, BFLOAT16, FLOAT32, FLOAT64, INT32, INT64, NO_DTYPE };
 
-// Arrays that have a stride along each axis of batch and tokens, in bytes. OFFSETS are further
-// offsets of the tokens of k in its result. ANGLES_A and ANGLES_B are positions and their
-// fractions, or cos and sin.
-enum Strided { Q_IN, Q_OUT, K_IN, K_OUT, OFFSETS, ANGLES_A, ANGLES_B, STRIDED };
+// Arrays that have a stride along each axis of batch and tokens, in bytes. ANGLES_A and ANGLES_B
+// are positions and their fractions, or cos and sin.
+enum Strided { Q_IN, Q_OUT, K_IN, K_OUT, ANGLES_A, ANGLES_B, SLOTS, STRIDED };
 
 const int MAX_DIMS = 16, MAX_SEGMENTS = 8;
 const I LIMIT = I(1) << 31;  // bound of the modulus of positions
@@ -17,6 +16,13 @@ const int DIGIT_BITS = 11;   // positions have three digits in base 2048
 const I DIGIT = I(1) << DIGIT_BITS;
 const int INNER = 32, OUTER = 64;             // small tables have rows of two digits of each digit
 const I TOP_DIGIT = LIMIT >> 2 * DIGIT_BITS;  // the row of NaNs, for positions out of range
+
+inline I read_integer(const char* p, Dtype dtype) {
+  I wide;
+  int32_t narrow;
+  if (dtype == INT64) return __builtin_memcpy(&wide, p, 8), wide;
+  return __builtin_memcpy(&narrow, p, 4), narrow;
+}
 
 struct Dim {
   I length;
@@ -59,9 +65,12 @@ struct Job {
   const int32_t* component;  // that each frequency reads; null where all read the first
   I segments;  // runs of frequencies that read one component; 0: each is looked up apart
   Segment segment[MAX_SEGMENTS];
-  const char *a, *b;    // null: implicit positions; no fractions
-  I a_last, b_last;     // strides of components of positions, or of pairs of cos and sin
-  const char* offsets;  // null for none
+  const char *a, *b;  // null: implicit positions; no fractions
+  I a_last, b_last;   // strides of components of positions, or of pairs of cos and sin
+  const char* slots;  // of a cache, which is the result of the last operand; null for none
+  Dtype slot_dtype;
+  I limit, page;  // slots of the cache, or of a sequence, and of a page; 0 where it has no pages
+  I slot_step, page_step;
   double eps, weight_offset;
 };
 

@@ -5,7 +5,6 @@ from typing import TypeAlias
 import numpy as np
 
 from rope_xp._core.call import Call, CosSin, RotationSpec, TableLookup
-from rope_xp._core.path import PathUnavailable
 from rope_xp_backends.cpu import native, threads
 from rope_xp_backends.cpu.entry import describe
 from rope_xp_backends.cpu.native import Rotate
@@ -21,17 +20,14 @@ Angles: TypeAlias = TableLookup | CosSin
 
 def rotate(call: Call, out: Arrays, source: Angles) -> None:
     """Rotate one array or two of one dtype, which share their angles, into out."""
-    if call.offsets is not None and not all(map(is_readable, call.arrays + out)):
-        raise PathUnavailable("a copy has no slots")
     results = tuple(
         [y if is_readable(y) else np.empty(y.shape, y.dtype.newbyteorder("=")) for y in out]
     )
     pairs = zip(call.arrays, results, strict=True)
     arrays = tuple([x if is_readable(x) else _copy_into(y, x) for x, y in pairs])
     tables = source.tables if isinstance(source, TableLookup) else None
-    offsets = () if call.offsets is None else (call.offsets,)
     operands = arrays, results, get_weights(call), get_angle_inputs(source), tables
-    make_rotate(source, call.spec).run(*operands, offsets=offsets)
+    make_rotate(source, call.spec).run(*operands)
     for y, result in zip(out, results, strict=True):
         if result is not y:
             y[...] = result

@@ -1,7 +1,6 @@
 """numpy, with ml_dtypes.bfloat16."""
 
 import sys
-from collections.abc import Hashable
 
 import numpy as np
 
@@ -10,8 +9,6 @@ from rope_xp._core.tables import DigitTables, TableKey
 from rope_xp._dispatch.backend import Backend
 from rope_xp._rotation.tables import host_tables
 from rope_xp_backends.cpu import entry, native, threads
-
-Arrays = tuple[np.ndarray, ...]
 
 
 def _allocate(shape: list[int], wide: bool) -> np.ndarray:
@@ -32,15 +29,6 @@ class Numpy(Backend):
         rotate_by_rope = native.module.rotate_by_rope
         rotate_by_tables = native.module.rotate_by_tables
         look_up_angles = native.module.look_up_angles
-
-    def describe_caches(self, arrays: Arrays) -> Hashable:
-        """Describe plain arrays, whose flags give order, alignment and writeability."""
-        if any(type(x) is not np.ndarray for x in arrays):
-            return None
-        return tuple([(x.dtype, x.shape, x.strides, x.flags.num) for x in arrays])
-
-    def are_disjoint(self, x: np.ndarray, y: np.ndarray) -> bool:
-        return not np.may_share_memory(x, y)
 
     def refusal(self, x: np.ndarray) -> str | None:
         """Reject matrices and masked arrays, whose ``*`` differs."""

@@ -8,27 +8,17 @@ from torch.compiler import is_dynamo_compiling
 from . import entry
 
 
-def rotate_by_rope(
-    rope: Any,
-    q: Any,
-    k: Any,
-    positions: Any,
-    k_positions: Any,
-    axes: Any,
-    out: Any,
-    norm: Any,
-    how: int,
-) -> Any:
+def rotate_by_rope(*call: Any) -> Any:
     """See :meth:`rope_xp.backend.Backend.rotate_by_rope`."""
     if is_dynamo_compiling():
         return None
-    results = entry.native_rotate_by_rope(rope, q, k, positions, k_positions, axes, out, norm, how)
+    results = entry.native_rotate_by_rope(*call)
     if results is not None:
         return results
+    rope, q, k, positions, k_positions, axes, out, norm, _, how = call
     if _is_on_gpu(q):
         from . import gpu_calls
 
-        call = rope, q, k, positions, k_positions, axes, out, norm, how
         return gpu_calls.rotate_by_rope(*call)
     if q.requires_grad and out is None and norm is None and k_positions is None:
         from . import recorded
@@ -44,7 +34,7 @@ def rotate_by_tables(*call: Any) -> Any:
     results = entry.native_rotate_by_tables(*call)
     if results is not None:
         return results
-    slice_, (q, k, cos, sin, axes, out, norm, how) = call[:4], call[4:]
+    slice_, (q, k, cos, sin, axes, out, norm, _, how) = call[:4], call[4:]
     if _is_on_gpu(q):
         from . import gpu_calls
 

@@ -14,11 +14,7 @@ from .results import allocate_result, bump_versions
 
 
 def rotate_on_cpu(
-    out: Tensors | None,
-    arrays: Tensors,
-    op_args: OpArgs,
-    norm: OpNorm | None,
-    offsets: Tensors = (),
+    out: Tensors | None, arrays: Tensors, op_args: OpArgs, norm: OpNorm | None
 ) -> Tensors:
     """Rotate arrays into out, which overlaps nothing else, or raise PathUnavailable before."""
     if native.MISSING is not None:  # in a graph that was made elsewhere
@@ -29,7 +25,7 @@ def rotate_on_cpu(
     angles = _cast_angle_inputs(op_args, arrays[0].dtype)
     tables = DigitTables(*op_args.tables) if op_args.is_lookup else None
     rotate = _make_rotate(op_args, norm)
-    rotate.run(arrays, results, weights, angles, tables, offsets=offsets)
+    rotate.run(arrays, results, weights, angles, tables)
     if out is not None:
         bump_versions(out)
     return results

@@ -25,7 +25,7 @@ from rope_xp._rotation import portable
 from rope_xp.norm import QKNorm, describe_norm, read_norm
 
 from . import gpu, private, recorded
-from .library import Tensors, is_plain, lie_apart
+from .library import Tensors, is_plain
 from .op_args import OpNorm, build_op_args
 
 _INTEGERS = (torch.int64, torch.int32)
@@ -56,10 +56,10 @@ class Signature(NamedTuple):
 
 def rotate_by_rope(*call: Any) -> Any:
     """See :meth:`rope_xp.backend.Backend.rotate_by_rope`."""
-    rope, q, k, positions, k_positions, axes, out, norm, how = call
+    rope, q, k, positions, k_positions, axes, out, norm, slots, how = call
     given = () if positions is None else (positions,)
     integral = all(type(p) is torch.Tensor and p.dtype in _INTEGERS for p in given)
-    if k_positions is not None or not integral:
+    if k_positions is not None or slots is not None or not integral:
         return None
     arrays = (q,) if how & ONE else (q, k)
     signature = _sign((rope, axes, how), arrays, given, out, norm, how)
@@ -78,10 +78,14 @@ def rotate_by_rope(*call: Any) -> Any:
 
 def rotate_by_tables(*call: Any) -> Any:
     """See :meth:`rope_xp.backend.Backend.rotate_by_tables`."""
-    slice_, (q, k, cos, sin, axes, out, norm, how) = call[:4], call[4:]
+    slice_, (q, k, cos, sin, axes, out, norm, slots, how) = call[:4], call[4:]
     arrays = (q,) if how & ONE else (q, k)
     inputs = cos, sin
-    if not all(type(t) is torch.Tensor for t in inputs) or not recorded.are_constant(inputs, q):
+    if (
+        slots is not None
+        or not all(type(t) is torch.Tensor for t in inputs)
+        or not recorded.are_constant(inputs, q)
+    ):
         return None
     inputs = tuple([one_per_pair(t, COLUMN_FORMS[slice_[3]]) for t in inputs])
     signature = _sign((*slice_, type(slice_[2]) is int, axes, how), arrays, inputs, out, norm, how)
@@ -182,10 +186,24 @@ def _are_apart(signature: Signature) -> bool:
     inputs = [x for x, y in zip(arrays, outs, strict=True) if x is not y]
     inputs += weights + angle_inputs
     return all(
-        other is not y and lie_apart(other, y)
+        other is not y and _lie_apart(other, y)
         for i, y in enumerate(outs)
         for other in (*outs[:i], *inputs)
     )
+
+
+def _lie_apart(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Compare addresses alone; torch has no negative strides."""
+    (start, end), (other_start, other_end) = _byte_range(x), _byte_range(y)
+    return end <= other_start or other_end <= start
+
+
+def _byte_range(x: torch.Tensor) -> tuple[int, int]:
+    start = x.data_ptr()
+    if x.is_contiguous():
+        return start, start + x.nbytes
+    last = sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
+    return start, start + (last + 1) * x.element_size() if x.numel() else start
 
 
 def _keep_launch(call: Call, signature: Signature, results: Tensors) -> None:

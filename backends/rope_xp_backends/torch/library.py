@@ -1,6 +1,6 @@
 """The glue of torch: tensors, their memory, in-place writes."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import TypeAlias
 
 import numpy as np
@@ -43,15 +43,6 @@ class Torch(Backend):
     """The glue of torch."""
 
     assigns_by_index = True
-
-    def describe_caches(self, arrays: Tensors) -> Hashable:
-        if private.is_observed() or not all(map(is_plain, arrays)):
-            return None
-        recorded, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-        for x in arrays:
-            if (recorded and x.requires_grad) or (x.is_inference() and not inference):
-                return None
-        return tuple([(x.dtype, x.device, x.shape, x.stride()) for x in arrays])
 
     is_compiling = staticmethod(torch.compiler.is_compiling)
 
@@ -153,9 +144,6 @@ class Torch(Backend):
             tables.extend_lifetime(cached)
         return cached
 
-    def are_disjoint(self, x: torch.Tensor, y: torch.Tensor) -> bool:
-        return lie_apart(x, y)
-
     def memory(self, x: torch.Tensor) -> Memory | None:
         """Only plain tensors on a device have an address."""
         if type(x) not in PLAIN or torch.compiler.is_compiling() or x.device.type == "meta":
@@ -180,17 +168,3 @@ class Torch(Backend):
 
     def write(self, out: torch.Tensor, result: torch.Tensor) -> None:
         out.copy_(result)
-
-
-def lie_apart(x: torch.Tensor, y: torch.Tensor) -> bool:
-    """Compare addresses alone; torch has no negative strides."""
-    (start, end), (other_start, other_end) = _byte_range(x), _byte_range(y)
-    return end <= other_start or other_end <= start
-
-
-def _byte_range(x: torch.Tensor) -> tuple[int, int]:
-    start = x.data_ptr()
-    if x.is_contiguous():
-        return start, start + x.nbytes
-    last = sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
-    return start, start + (last + 1) * x.element_size() if x.numel() else start

@@ -10,7 +10,6 @@ from rope_xp._rotation import portable
 from rope_xp_backends.cpu import native
 
 from . import gpu, norm, op, private
-from .cpu import rotate_on_cpu
 from .library import PLAIN, Tensors
 from .op_args import build_op_args, build_op_norm
 
@@ -48,7 +47,7 @@ class TorchNative(Path):
     """Kernels of the native module, on the tensors' own memory."""
 
     name = "native"
-    makes_tables = normalizes = scatters = True
+    makes_tables = normalizes = True
 
     def decline_reason(self, call: Call, *, forced: bool) -> str | None:
         device = ("cpu",), "CPUs"
@@ -61,11 +60,6 @@ class TorchNative(Path):
         )
 
     def run(self, call: Call) -> Tensors:
-        if call.out is not None and call.offsets is not None:
-            op_args = build_op_args(portable.for_kernel(call, call.angles[0]), call.spec)
-            return rotate_on_cpu(
-                call.out, call.arrays, op_args, build_op_norm(call), (call.offsets,)
-            )
         return _call_operator(call)
 
 
