@@ -17,7 +17,7 @@ from rope_xp._core.slices import slice_of
 from rope_xp._core.typing import Array, Device, Layout, Namespace
 from rope_xp._dispatch import find
 from rope_xp._rotation.frequencies import inverse_frequencies
-from rope_xp.angles import compute_cos_sin
+from rope_xp.angles import look_up_cos_sin
 from rope_xp.scaling import Axial, Scaling, _axial, _base
 
 
@@ -201,8 +201,12 @@ class RopeFields:  # noqa: PLW1641  # dataclass adds the hash
         ('float32', (2, 2))
         """
         head_dim = numbers.check_positive_int("head_dim", head_dim)
+        if xp is None and device is None:
+            tables = look_up_cos_sin(self, positions, head_dim, dtype)
+            if tables is not None:
+                return tables
         lookup, backend = parse.cos_sin(self, positions, head_dim, xp, device, dtype)
-        cos, sin = compute_cos_sin(backend, lookup)
+        cos, sin = backend.cos_sin(lookup)
         if dtype is None or cos.dtype == dtype:
             return cos, sin
         return backend.xp.astype(cos, dtype), backend.xp.astype(sin, dtype)

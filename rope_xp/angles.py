@@ -8,24 +8,18 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from rope_xp._arguments import parse_tables
-from rope_xp._arguments.axes import parse_axes
+from rope_xp._arguments import parse, parse_tables
 from rope_xp._arguments.slots import rotate_into_slots
 from rope_xp._core import numbers
-from rope_xp._core.caches import cached
-from rope_xp._core.call import Call, RotationSpec, TableLookup, leaves
-from rope_xp._core.path import Path, PathUnavailable
 from rope_xp._core.protocols import Rope
 from rope_xp._core.pytrees import PYTREE_CLASSES
 from rope_xp._core.typing import Array, ArrayT
 from rope_xp._dispatch import choose, how
-from rope_xp._dispatch.backend import Backend
-from rope_xp._dispatch.choose import choice
 from rope_xp._dispatch.find import by_type, find_backend
 from rope_xp.norm import QKNorm, read_norm
 
 CosSinPair: TypeAlias = tuple[Array, Array]
-_BATCH_NAMES = "abcefg"
+_BATCH_NAMES = "abcefgijklmnop"
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,8 +167,8 @@ def build_angles(rope: Rope, positions: Any, like: Array, head_dim: int | None =
             inverse = backend.look_up_angles(rope, positions, like, head_dim, True)
             return Angles(*_halve(table), rope, _halve(inverse))
     backend, lookups = parse_tables.angles(rope, positions, like, head_dim)
-    computed = [compute_cos_sin(backend, lookup) for lookup in lookups]
-    (cos, sin), *others = [backend.materialize(*tables) for tables in computed]
+    tables = [backend.materialize(*backend.cos_sin(lookup)) for lookup in lookups]
+    (cos, sin), *others = tables
     return Angles(cos, sin, rope, *others)
 
 
@@ -183,41 +177,48 @@ def _halve(table: Array) -> CosSinPair:
     return table[..., :pairs], table[..., pairs:]
 
 
-def compute_cos_sin(backend: Backend, lookup: TableLookup) -> CosSinPair:
-    """Return cos and sin, (batch..., tokens, r/2)."""
-    path: Path | None = next((path for path in backend.paths if path.makes_tables), None)
-    if path is not None and choice.name in (None, path.name) and not backend.is_compiling():
-        computed = _rotate_unit_pairs(path, backend, lookup)
-        if computed is not None:
-            return computed
-    return backend.cos_sin(lookup)
-
-
-def _rotate_unit_pairs(path: Path, backend: Backend, lookup: TableLookup) -> CosSinPair | None:
-    """Return cos and sin as a kernel rotates (1, 0) to them, None where it cannot."""
-    rows = (lookup.tokens,)
-    if lookup.whole is not None:
-        rows = tuple(lookup.whole.shape)[lookup.components > 0 :]
-    pairs = lookup.tables.frequencies.shape[0]
-    if not 0 < len(rows) <= len(_BATCH_NAMES):
+def look_up_cos_sin(rope: Rope, positions: Any, head_dim: int, dtype: Any) -> CosSinPair | None:
+    """Return cos and sin of positions of any shape, None to leave them to the slow path."""
+    on_host = type(positions) in (np.ndarray, list, tuple, range)
+    like = _HOST.get(dtype) if on_host else positions
+    number = str(getattr(like, "dtype", "float"))
+    if like is None or (not on_host and (dtype is not None or "float" in number)):
         return None
-    unit = backend.asarray(_unit_pairs(pairs, backend.dtype_name(lookup.tables.low)), lookup.device)
-    if any(type(leaf.array) is not type(unit) for leaf in leaves(lookup)):
-        return None  # such as tensors of several devices, or fake ones
-    names = _BATCH_NAMES[: len(rows) - 1] + "sd"
-    spec = RotationSpec(parse_axes(names, len(names), "x"), "half", 2 * pairs, 0, False)
-    unit = backend.xp.broadcast_to(unit, (*rows, 2 * pairs))
-    call = Call(backend, (unit,), (lookup,), None, spec)
-    if path.decline_reason(call, forced=True) is not None:
+    backend = by_type.get(type(like)) or find_backend(like)
+    if backend is None:
         return None
-    try:
-        return _halve(path.run(call)[0])
-    except PathUnavailable:
+    table = backend.look_up_angles(rope, positions, like, head_dim, False)
+    if table is None:
         return None
+    axes = len(getattr(positions, "shape", "s")) - (rope.position_axes is not None)
+    return _halve(table) if len(table.shape) == axes + 1 else None
 
 
-@cached(64)
-def _unit_pairs(pairs: int, dtype: str) -> np.ndarray:
-    # (1, -0): a product with 1 is exact, and to add -0 changes no bit. A sum of zeros is -0 only
-    # where both are, and there the cosine is positive.
-    return np.repeat(np.array([1.0, -0.0], dtype), pairs)
+_SINGLE = np.empty(0, np.float32)
+_HOST: dict[Any, Any] = {None: _SINGLE, np.float32: _SINGLE, np.float64: np.empty(0)}
+"""Arrays of numpy with the dtype of cos and sin, by the dtype that is asked for."""
+
+
+def rotate_by_difference(
+    rope: Rope, to: Rope, x: Array, old_positions: Any, new_positions: Any, axes: Any, out: Any
+) -> Any:
+    """Return x turned back at its old positions, and by another rope at new ones, in one rotation.
+
+    None to leave that to the slow path.
+    """
+    backend = by_type.get(type(x)) or find_backend(x)
+    if backend is None or not getattr(x, "shape", None):
+        return None
+    layout, r, offset = parse.check_same_pairs(rope, to, x.shape[-1])
+    old = backend.look_up_angles(rope, old_positions, x, None, True)
+    new = None if old is None else backend.look_up_angles(to, new_positions, x, None, False)
+    if new is None or new.shape != old.shape:
+        return None
+    # cos and sin of the new angle are a pair, which the old one turns back.
+    names = _BATCH_NAMES[: len(new.shape) - 2] + "sd"
+    call = new, None, *_halve(old), names, None, None, None, how.ONE | how.INVERSE
+    turned = backend.rotate_by_tables("half", None, 0, 0, *call)
+    if turned is None:
+        return None
+    call = x, None, *_halve(turned), axes, out, None, None, how.ONE
+    return backend.rotate_by_tables(layout, r, offset, 0, *call)

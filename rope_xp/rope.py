@@ -13,7 +13,7 @@ from rope_xp._dispatch import choose
 from rope_xp._dispatch.find import by_type, find_backend
 from rope_xp._dispatch.how import BOTH, INVERSE, ONE
 from rope_xp._frequencies import RopeFields
-from rope_xp.angles import Angles, build_angles
+from rope_xp.angles import Angles, build_angles, rotate_by_difference
 from rope_xp.norm import QKNorm, read_norm
 
 Positions = Any
@@ -290,8 +290,9 @@ class RoPE(RopeFields):
             return move_slots(x, slots, axes, out, move)  # type: ignore[no-any-return]  # same kind as x
         to = self if to is None else to
         fields.check_rope(to, RoPE, "to")
-        call = parse.rerotate(self, to, x, old_positions, new_positions, axes, out)
-        return choose.run(call)[0]  # type: ignore[no-any-return]  # same kind as x
+        arguments = self, to, x, old_positions, new_positions, axes, out
+        result = rotate_by_difference(*arguments)
+        return choose.run(parse.rerotate(*arguments))[0] if result is None else result  # type: ignore[no-any-return]  # same kind as x
 
     def at(self, positions: Positions, *, like: Array, head_dim: int | None = None) -> Angles:
         """Return the angles of positions, computed once for all layers of a forward pass.

@@ -125,12 +125,8 @@ def transpose(call: Call) -> Call:
 how.builders["rotate_by_rope"] = rotate_by_rope
 
 
-def rerotate(
-    rope: Rope, to: Rope, x: Array, old_positions: Any, new_positions: Any, axes: Any, out: Any
-) -> Call:
-    """Return the call that composes the inverse of one rotation with another."""
-    backend, where, (double,) = check_arrays((x,), axes)
-    head_dim = x.shape[-1]
+def check_same_pairs(rope: Rope, to: Rope, head_dim: int) -> tuple[Layout, int, int]:
+    """Return the layout and slice that two ropes write, which has to be one."""
     # x lies in the layout that the rotation wrote.
     layouts: list[Layout] = [
         "interleaved" if r.layout == "interleaved" else "half" for r in (rope, to)
@@ -141,13 +137,23 @@ def rerotate(
             "rerotate needs ropes that rotate the same pairs; (rotary_dim, rotary_offset, layout "
             f"of the result) is {(*slice_, layouts[0])}, and for to= {(*new_slice, layouts[1])}"
         )
+    return layouts[0], *slice_
+
+
+def rerotate(
+    rope: Rope, to: Rope, x: Array, old_positions: Any, new_positions: Any, axes: Any, out: Any
+) -> Call:
+    """Return the call that composes the inverse of one rotation with another."""
+    backend, where, (double,) = check_arrays((x,), axes)
+    head_dim = x.shape[-1]
+    slice_ = check_same_pairs(rope, to, head_dim)
     old_key = make_table_key(rope, head_dim, inverse=True, double=double)
     old = _lookup(backend, old_key, x, where, old_positions, "old_positions")
     new_key = make_table_key(to, head_dim, inverse=False, double=double)
     new = _lookup(backend, new_key, x, where, new_positions, "new_positions")
     inputs = _list_inputs(old_positions=old, new_positions=new)
     out = check_out(backend, (x,), out, inputs)
-    spec = RotationSpec(where, layouts[0], *slice_, inverse=False)
+    spec = RotationSpec(where, *slice_, inverse=False)
     return Call(backend, (x,), (RelativeAngles(new, old),), out, spec)
 
 

@@ -19,8 +19,6 @@ class Path:
 
     name: str
     """The name in ``use_path`` and ``explain``."""
-    makes_tables = False
-    """Whether it computes cos and sin faster than the library's own operations do."""
     normalizes = False
     """Whether it takes calls with a norm."""
 

@@ -115,6 +115,54 @@ def test_angles_and_norms_have_the_bits_of_the_slow_path(put, rng, check):
             check(lambda given=given, options=options: rope_xp.apply_tables(q, *given, **options))
 
 
+@pytest.mark.parametrize("axes", ["bshd", "bhsd", "sbhd"])
+@pytest.mark.parametrize("heads", [1, 2, 4])
+def test_tables_of_each_head_have_the_bits_of_the_slow_path(put, axes, heads, rng, check):
+    q, k = (put(sample(rng, *shape, 8)) for shape in lay_out(axes, 2, 3))
+    k = q if heads == 4 else k
+    for lead, width in ((2, 4), (1, 4), (2, 3)):
+        cos, sin = (put(sample(rng, lead, 3, heads, width)) for _ in "cs")
+        for inverse in (False, True):
+            options = {"axes": axes, "layout": "half", "inverse": inverse}
+            check(lambda c=cos, s=sin, o=options: rope_xp.apply_tables(q, c, s, **o))
+        if width == 4:
+            angles = HALF.with_tables(cos, sin)
+            check(lambda a=angles: a.apply(q, k, axes=axes))
+            out = tuple(put(np.asarray(x)) for x in (q, k))
+            check(lambda a=angles, o=out: a.apply(q, k, axes=axes, out=o))
+
+
+def test_lists_of_results_steps_and_two_dtypes_have_the_bits_of_the_slow_path(put, rng, check):
+    q, k = (put(sample(rng, 2, 3, heads, 8)) for heads in (4, 2))
+    out = [put(np.asarray(x)) for x in (q, k)]
+    check(lambda: HALF.apply(q, k, [5, 6, 7], out=out))
+    narrow, stepped = put(sample(rng, 2, 3, 2, 8, dtype="float16")), put(sample(rng, 2, 3, 4, 16))
+    check(lambda: HALF.apply(q, narrow, [5, 6, 7]))
+    check(lambda: HALF.apply(narrow, k, [5, 6, 7], k_positions=[1, 2, 3]))
+    check(lambda: HALF.apply(stepped[..., ::2], k, [5, 6, 7]))
+    check(lambda: HALF.rotate(stepped[..., 1::2], [5, 6, 7], out=put(np.asarray(q))))
+
+
+def test_memory_maps_are_taken_as_arrays(rng, check, tmp_path):
+    q, k = (sample(rng, 2, 3, heads, 8) for heads in (4, 2))
+    mapped = np.memmap(tmp_path / "q", np.float32, "w+", shape=q.shape)
+    mapped[...] = q
+    check(lambda: HALF.apply(mapped, k, [5, 6, 7]))
+    HALF.rotate(mapped, [5, 6, 7], out=mapped)
+    same(np.asarray(mapped), HALF.rotate(q, [5, 6, 7]))
+
+
+@pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES)
+def test_keys_move_with_the_bits_of_the_slow_path(put, rope, rng, check):
+    x, lead = put(sample(rng, 2, 3, 4, 8)), (2,) if rope.position_axes else ()
+    for rows in ((3,), (2, 3)):
+        old, new = (rng.integers(-9000, 1 << 30, (*lead, *rows)) for _ in "on")
+        for places in ((old, new), (put(old), put(new))):
+            check(lambda p=places: rope.rerotate(x, *p))
+            check(lambda p=places: rope.rerotate(x, *p, out=put(np.asarray(x))))
+            check(lambda p=places: rope.cos_sin(p[0], 8))
+
+
 @pytest.fixture
 def described():
     """Have arrays read by their attributes, as of a numpy or torch that is too new or too old."""
@@ -126,7 +174,7 @@ def described():
     kinds, module = (torch.Tensor, torch.nn.Parameter), native.module
     other, dtypes = np.ones(3), tuple(map(np.dtype, ["f2", "f2", "f4", "f8", "i4", "i8"]))
     wrong = ((other, 0, 3, (3,), (8,), other.flags.num),)
-    assert not module.set_up_numpy(np.ndarray, dtypes, wrong, entry.describe)
+    assert not module.set_up_numpy(np.ndarray, np.memmap, dtypes, wrong, entry.describe)
     assert not module.set_up_torch(*kinds, None, of_torch.describe)
     yield
     entry.read_by_fields()

@@ -105,8 +105,6 @@ def test_positions_within_results_are_refused():
     other, apart = np.ones_like(x), np.arange(10)
     for match, call in {
         "out overlaps positions; pass": lambda: HALF.rotate(x, within, out=x),
-        "out overlaps old_positions": lambda: HALF.rerotate(x, within, apart, out=x),
-        "out overlaps new_positions": lambda: HALF.rerotate(x, apart, within, out=x),
         r"out\[0\] overlaps positions": lambda: HALF.apply(x, other, within, out=(x, other)),
         r"out\[1\] overlaps k_positions": lambda: HALF.apply(
             other, x, apart, k_positions=within, out=(other, x)

@@ -10,7 +10,8 @@ from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
 
 ENTRIES = "rotate_by_rope", "rotate_by_tables", "look_up_angles"
-GENERAL = (parse, "rotate"), (parse_tables, "rotate"), (parse_tables, "apply_tables")
+GENERAL = [(parse, name) for name in ("rotate", "rerotate", "cos_sin")]
+GENERAL += [(parse_tables, name) for name in ("rotate", "apply_tables")]
 
 
 def decline_all(patch: pytest.MonkeyPatch) -> None:

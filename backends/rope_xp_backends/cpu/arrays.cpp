@@ -65,7 +65,7 @@ struct DLExchange {
   int (*view)(void* object, DLTensor* tensor);
 };
 
-PyObject *numpy_type, *numpy_dtypes[NO_DTYPE], *torch_types[2];
+PyObject *numpy_types[2], *numpy_dtypes[NO_DTYPE], *torch_types[2];
 PyObject* describers[3];           // of libraries
 bool fields_agree;                 // else numpy's arrays are described
 const DLExchange* torch_exchange;  // null: tensors are
@@ -101,7 +101,7 @@ bool read_torch(PyObject* object, Array& x) {
 
 Library find_library(PyObject* object) {
   PyObject* type = (PyObject*)Py_TYPE(object);
-  if (type == numpy_type) return NUMPY;
+  if (type == numpy_types[0] || type == numpy_types[1]) return NUMPY;
   return type == torch_types[0] || type == torch_types[1] ? TORCH : OTHER;
 }
 
@@ -209,17 +209,18 @@ void replace(PyObject*& held, PyObject* by) {
   Py_XDECREF(before);
 }
 
-// set_up_numpy(ndarray, dtypes, probes, describe): reads arrays by their fields from now on, if
-// these agree with the attributes of probes, (array, address, number of dtype, shape, strides,
-// flags), or else by describe(x). Returns whether they agree.
+// set_up_numpy(ndarray, memmap, dtypes, probes, describe): reads arrays by their fields from now
+// on, if these agree with the attributes of probes, (array, address, number of dtype, shape,
+// strides, flags), or else by describe(x). Returns whether they agree.
 PyObject* set_up_numpy(PyObject*, PyObject* args) {
-  PyObject *type, *dtypes, *probes, *describe;
-  if (!PyArg_ParseTuple(args, "OO!O!O", &type, &PyTuple_Type, &dtypes, &PyTuple_Type, &probes,
-                        &describe))
+  PyObject *type, *memmap, *dtypes, *probes, *describe;
+  if (!PyArg_ParseTuple(args, "OOO!O!O", &type, &memmap, &PyTuple_Type, &dtypes, &PyTuple_Type,
+                        &probes, &describe))
     return nullptr;
   if (PyTuple_Size(dtypes) != NO_DTYPE)
     return fail("set_up_numpy takes a dtype or None for each number"), nullptr;
-  replace(numpy_type, type), replace(describers[NUMPY], describe);
+  replace(numpy_types[0], type), replace(numpy_types[1], memmap);
+  replace(describers[NUMPY], describe);
   for (int i = 0; i < NO_DTYPE; i++) replace(numpy_dtypes[i], PyTuple_GetItem(dtypes, i));
   fields_agree = false;
   for (Py_ssize_t i = 0; i < PyTuple_Size(probes); i++) {

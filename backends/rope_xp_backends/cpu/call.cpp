@@ -173,7 +173,7 @@ bool place_operands(Call& call) {
 bool read_angles(Call& call, int columns) {
   Job& job = call.job;
   const Dtype compute = job.dtype == FLOAT64 ? FLOAT64 : FLOAT32;
-  job.components = 1;
+  job.components = 1, call.table_heads = 1;
   for (int k = 0; k < call.angles; k++) {
     Array& x = call.angle[k];
     I& last = k ? job.b_last : job.a_last;
@@ -194,6 +194,12 @@ bool read_angles(Call& call, int columns) {
         x.shape[i] = x.shape[i + 1], x.strides[i] = x.strides[i + 1];
     }
     if (!job.lookup && k == 1) fits = fits && x.dtype == call.angle[0].dtype;
+    if (!job.lookup && call.axes.heads >= 0 && x.ndim == call.axes.count + 1) {
+      const I heads = x.shape[--x.ndim];
+      if (k == 0) call.table_heads = heads;
+      fits = fits && heads > 0 && heads == call.table_heads;
+      call.head_steps[k] = x.strides[x.ndim];
+    }
     fits = fits && x.ndim <= call.axes.count && (k == 0 || x.ndim == call.angle[0].ndim);
     for (int i = 0; fits && i < x.ndim; i++) {
       const I length = call.x[0].shape[call.axes.batch_tokens[call.axes.count - x.ndim + i]];
@@ -201,6 +207,10 @@ bool read_angles(Call& call, int columns) {
       if (k == 1) fits = fits && x.shape[i] == call.angle[0].shape[i];
     }
     if (!fits) return fail("angles do not fit the arrays");
+  }
+  for (int k = 0; k < call.arrays; k++) {
+    if (job.operand[k].heads % call.table_heads) return fail("heads of angles do not fit");
+    job.operand[k].heads /= call.table_heads;
   }
   job.a = call.angles > 0 ? call.angle[0].data : nullptr;
   job.b = call.angles > 1 ? call.angle[1].data : nullptr;
@@ -264,6 +274,15 @@ void collapse(Call& call) {
     }
     if (!rows[0]) dim.steps[ANGLES_A] = i == axes.count - 1;  // implicit positions
     job.dims[job.ndim++] = dim;
+  }
+  if (call.table_heads > 1) {  // heads of one angle stay heads
+    Dim dim = {call.table_heads, {}};
+    for (int k = 0; k < call.arrays; k++) {
+      const Operand& o = job.operand[k];
+      dim.steps[2 * k] = o.heads * o.x_head, dim.steps[2 * k + 1] = o.heads * o.y_head;
+    }
+    dim.steps[ANGLES_A] = call.head_steps[0], dim.steps[ANGLES_B] = call.head_steps[1];
+    job.rows *= dim.length, job.dims[job.ndim++] = dim;
   }
   for (bool found = true; found;) {
     found = false;

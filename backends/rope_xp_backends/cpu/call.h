@@ -14,6 +14,8 @@ struct Call {
   Array x[2], y[2], weight[2], angle[2];  // a weight without axes is none
   Array slots;                            // read if the job has slots
   int arrays, weights, angles;
+  I table_heads;    // of cos and sin that differ by head; 1 for none
+  I head_steps[2];  // of cos and of sin, from head to head
 };
 
 // Digit tables, with a reference to what they lie in. Whoever keeps a pointer to them counts in

@@ -37,6 +37,7 @@ PyObject *handles_name, *name_name, *level_name, *version_name, *requires_grad_n
     *k_weight_name, *eps_name, *offset_name, *round_name;
 
 const I HUGE_BYTES = I(1) << 22;          // of results that torch would not map in huge pages
+const I MOST_COPIED = I(1) << 16;         // elements
 const Py_ssize_t MOST_NUMBERS = 1 << 20;  // of Python; numpy reads more in less memory
 const double MIN_EPS = 0x1p-126;
 
@@ -109,9 +110,12 @@ struct Entry {
   int angles;
   // Memory for positions that are no arrays, or not of integers: of a few, or else allocated.
   I few[3][64];
-  char* buffers[3];
-  Entry() : buffers{nullptr, nullptr, nullptr} {}
-  ~Entry() { free(buffers[0]), free(buffers[1]), free(buffers[2]); }
+  char* buffers[5];  // the last two of copies of q and k
+  Ref given;         // results, if they came in a list
+  Entry() : buffers{} {}
+  ~Entry() {
+    for (char* buffer : buffers) free(buffer);
+  }
 };
 
 // --- what a call is given ------------------------------------------------------------------------
@@ -154,9 +158,9 @@ bool name_axes(PyObject* names, int ndim, Axes& axes) {
 
 namespace {
 
-// Whether q and k differ only where they may.
+// Whether q and k differ only where they may: in dtype too, if they share their tables.
 bool is_pair(const Array& q, const Array& k, const Axes& axes, bool own_tokens) {
-  if (k.ndim != q.ndim || k.dtype != q.dtype) return false;
+  if (k.ndim != q.ndim || (k.dtype == FLOAT64) != (q.dtype == FLOAT64)) return false;
   for (int i = 0; i < q.ndim; i++)
     if (q.shape[i] != k.shape[i] && i != axes.heads &&
         !(own_tokens && i == axes.batch_tokens[axes.count - 1]))
@@ -181,9 +185,35 @@ bool takes(Entry& e, PyObject* x) {
   return true;
 }
 
+// Copies an array of which components of heads do not lie side by side, if it is small: the slow
+// path copies large ones in a better order.
+bool make_contiguous(Array& x, char*& buffer) {
+  const int last = x.ndim - 1;
+  const I size = SIZES[x.dtype], length = x.shape[last], count = count_elements(x);
+  if (x.strides[last] == size || length == 1) return true;
+  if (count > MOST_COPIED || !(buffer = (char*)malloc(count * size))) return false;
+  char* to = buffer;
+  for (I row = 0; row < count / length; row++) {
+    const char* from = x.data;
+    I rest = row;
+    for (int i = last - 1; i >= 0; rest /= x.shape[i--]) from += rest % x.shape[i] * x.strides[i];
+    for (I j = 0; j < length; j++, to += size) memcpy(to, from + j * x.strides[last], size);
+  }
+  x.data = buffer, x.extent = {0, count * size};
+  I step = size;
+  for (int i = last; i >= 0; step *= x.shape[i--]) x.strides[i] = step;
+  return true;
+}
+
+bool copy_stepped(Entry& e) {
+  for (int i = 0; i < e.arrays; i++)
+    if (!e.in_place[i] && !make_contiguous(e.x[i], e.buffers[3 + i])) return false;
+  return true;
+}
+
 // Reads q and k, and the results that are given. `slots` are None, or a pair of them and of the
 // names of axes of a cache, which is then the result of k.
-bool read_arrays(Entry& e, PyObject* q, PyObject* k, PyObject* names, PyObject* out,
+bool read_arrays(Entry& e, PyObject* q, PyObject* k, PyObject* names, PyObject*& out,
                  PyObject* slots, bool own_tokens) {
   if (!takes(e, q)) return false;
   e.objects[0] = q, e.objects[1] = k;
@@ -196,7 +226,11 @@ bool read_arrays(Entry& e, PyObject* q, PyObject* k, PyObject* names, PyObject* 
   if (e.arrays > 1 && !is_pair(e.x[0], e.x[1], axes, own_tokens)) return false;
   e.outs[0] = e.outs[1] = nullptr, e.in_place[0] = e.in_place[1] = false;
   e.to_slots = slots != Py_None;
-  if (out == Py_None) return !e.to_slots;
+  if (out == Py_None) return !e.to_slots && copy_stepped(e);
+  if (e.arrays > 1 && PyList_CheckExact(out)) {
+    out = e.given.object = PySequence_Tuple(out);
+    if (!out) return false;
+  }
   if (e.arrays > 1 && (!PyTuple_CheckExact(out) || PyTuple_Size(out) != 2)) return false;
   if (e.to_slots && (e.arrays < 2 || !PyTuple_CheckExact(slots) || PyTuple_Size(slots) != 2))
     return false;
@@ -220,7 +254,7 @@ bool read_arrays(Entry& e, PyObject* q, PyObject* k, PyObject* names, PyObject* 
       if (!version.object) return PyErr_Clear(), false;
     }
   }
-  return true;
+  return copy_stepped(e);
 }
 
 // --- positions -----------------------------------------------------------------------------------
@@ -536,7 +570,7 @@ PyObject* rotate_by_rope(PyObject*, PyObject* const* args, Py_ssize_t count) {
   const bool apart = k_positions != Py_None;
   if (!read_arrays(e, args[1], args[2], args[5], out, slots, apart)) return decline();
   if (apart && e.arrays < 2) Py_RETURN_NONE;
-  e.calls = apart ? 2 : 1;
+  e.calls = apart || (e.arrays > 1 && e.x[0].dtype != e.x[1].dtype) ? 2 : 1;
   Variant v;
   Ref owner, weights[2];
   v.head_dim = e.x[0].shape[e.x[0].ndim - 1];
@@ -551,10 +585,10 @@ PyObject* rotate_by_rope(PyObject*, PyObject* const* args, Py_ssize_t count) {
     Call& call = e.call[i];
     if (i > 0) memset(&call.job, 0, sizeof(Job)), call.axes = e.call[0].axes;
     call.x[0] = e.x[i];
-    if (!apart && e.arrays > 1) call.x[1] = e.x[1];
+    if (e.calls < 2 && e.arrays > 1) call.x[1] = e.x[1];
     set_layout(call.job, v.interleaved_in, v.interleaved_out, e.how);
     call.job.lookup = true, call.job.before = v.offset, call.job.pairs = v.pairs;
-    PyObject* given = i ? k_positions : positions;
+    PyObject* given = i && apart ? k_positions : positions;
     call.angles = 0;
     if (given == Py_None) continue;
     if (!read_positions(e, given, i, call.angle[0]) || !fit_positions(call, e.buffers[i], v))
@@ -577,6 +611,7 @@ PyObject* rotate_by_tables(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (PyErr_Occurred()) return nullptr;
   if (!PyUnicode_Check(layout) || !PyLong_CheckExact(args[2])) Py_RETURN_NONE;
   if (!read_arrays(e, args[4], args[5], args[8], out, slots, false)) return decline();
+  if (e.arrays > 1 && e.x[0].dtype != e.x[1].dtype) Py_RETURN_NONE;
   Call& call = e.call[0];
   Job& job = call.job;
   memset(&job, 0, sizeof job);

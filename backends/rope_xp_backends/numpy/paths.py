@@ -20,7 +20,7 @@ class Native(Path):
     """Kernels of the native module."""
 
     name = "native"
-    makes_tables = normalizes = True
+    normalizes = True
 
     def decline_reason(self, call: Call, *, forced: bool) -> str | None:
         return native.decline_reason(call) or _decline_subclasses(call)

@@ -47,7 +47,7 @@ class TorchNative(Path):
     """Kernels of the native module, on the tensors' own memory."""
 
     name = "native"
-    makes_tables = normalizes = True
+    normalizes = True
 
     def decline_reason(self, call: Call, *, forced: bool) -> str | None:
         device = ("cpu",), "CPUs"
