@@ -6,15 +6,7 @@
 ...         return type(x).__module__ == "mine"
 """
 
-from rope_xp._core.call import (
-    AngleSource,
-    Call,
-    CosSin,
-    RelativeAngles,
-    TableLookup,
-    leaves,
-    with_leaves,
-)
+from rope_xp._core.call import AngleSource, Call, CosSin, TableLookup, leaves, with_leaves
 from rope_xp._core.memory import Memory
 from rope_xp._core.path import Path, PathUnavailable, ShardedExecutor
 from rope_xp._core.tables import DigitTables, TableKey
@@ -32,7 +24,6 @@ __all__ = [
     "Memory",
     "Path",
     "PathUnavailable",
-    "RelativeAngles",
     "ShardedExecutor",
     "TableKey",
     "TableLookup",

@@ -19,7 +19,7 @@ from rope_xp._core.call import (
     COUNTED,
     Axes,
     Call,
-    RelativeAngles,
+    CosSin,
     RotationSpec,
     TableLookup,
     get_position_range,
@@ -31,6 +31,7 @@ from rope_xp._core.tables import TableKey, make_table_key
 from rope_xp._core.typing import Array, Layout
 from rope_xp._dispatch import find, how
 from rope_xp._dispatch.backend import Backend
+from rope_xp._rotation import angles as rotation_angles
 
 _PYTHON = (int, float, list, tuple, range)
 
@@ -143,7 +144,10 @@ def check_same_pairs(rope: Rope, to: Rope, head_dim: int) -> tuple[Layout, int, 
 def rerotate(
     rope: Rope, to: Rope, x: Array, old_positions: Any, new_positions: Any, axes: Any, out: Any
 ) -> Call:
-    """Return the call that composes the inverse of one rotation with another."""
+    """Return the call that composes the inverse of one rotation, attention factor too, and another.
+
+    Its angles are computed here.
+    """
     backend, where, (double,) = check_arrays((x,), axes)
     head_dim = x.shape[-1]
     slice_ = check_same_pairs(rope, to, head_dim)
@@ -154,7 +158,8 @@ def rerotate(
     inputs = _list_inputs(old_positions=old, new_positions=new)
     out = check_out(backend, (x,), out, inputs)
     spec = RotationSpec(where, *slice_, inverse=False)
-    return Call(backend, (x,), (RelativeAngles(new, old),), out, spec)
+    tables = rotation_angles.subtract(backend, backend.cos_sin(new), backend.cos_sin(old))
+    return Call(backend, (x,), (CosSin(*tables),), out, spec)
 
 
 def cos_sin(

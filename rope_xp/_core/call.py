@@ -107,7 +107,7 @@ def get_interleaved(spec: RotationSpec) -> tuple[bool, bool]:
     return (on_output, on_input) if spec.inverse else (on_input, on_output)
 
 
-# The next four are immutable by convention: frozen classes would cost each call 2 us.
+# The next three are immutable by convention: frozen classes would cost each call 2 us.
 @dataclass(slots=True, eq=False)
 class TableLookup:
     """Positions, and the tables on their device to look them up in."""
@@ -140,15 +140,7 @@ class CosSin:
     sin: Array
 
 
-@dataclass(slots=True, eq=False)
-class RelativeAngles:
-    """The angles of ``new`` minus those of ``old``, whose tables undo its attention factor."""
-
-    new: TableLookup
-    old: TableLookup
-
-
-AngleSource: TypeAlias = TableLookup | CosSin | RelativeAngles
+AngleSource: TypeAlias = TableLookup | CosSin
 
 
 class Leaf(NamedTuple):
@@ -163,8 +155,6 @@ def leaves(source: AngleSource) -> tuple[Leaf, ...]:
     """Return the arrays that angles depend on, none for implicit positions."""
     if isinstance(source, CosSin):
         return Leaf(source.cos, 0, 1), Leaf(source.sin, 0, 1)
-    if isinstance(source, RelativeAngles):
-        return leaves(source.new) + leaves(source.old)
     lead = int(source.components > 0)
     return tuple(Leaf(x, lead, 0) for x in (source.whole, source.part) if x is not None)
 
@@ -173,10 +163,6 @@ def with_leaves(source: AngleSource, arrays: Sequence[Array]) -> AngleSource:
     """Return a source with its leaves replaced."""
     if isinstance(source, CosSin):
         return CosSin(*arrays)
-    if isinstance(source, RelativeAngles):
-        n = len(leaves(source.new))
-        lookups = with_leaves(source.new, arrays[:n]), with_leaves(source.old, arrays[n:])
-        return RelativeAngles(*lookups)  # type: ignore[arg-type]  # both are lookups
     if source.whole is None:
         return source
     whole, *part = arrays

@@ -18,15 +18,7 @@ Middle and high tables of float64 hold cos b - 1, so that a rotation by a small 
 docs/accuracy.md proves the bounds of the errors.
 """
 
-from rope_xp._core.call import (
-    DIGIT,
-    DIGIT_BITS,
-    LIMIT,
-    AngleSource,
-    CosSin,
-    RelativeAngles,
-    TableLookup,
-)
+from rope_xp._core.call import DIGIT, DIGIT_BITS, LIMIT, AngleSource, CosSin, TableLookup
 from rope_xp._core.protocols import ArrayLibrary
 from rope_xp._core.typing import Array
 from rope_xp._rotation import fractions
@@ -40,11 +32,6 @@ def cos_sin(library: ArrayLibrary, source: AngleSource) -> tuple[Array, Array]:
     """
     if isinstance(source, CosSin):
         return source.cos, source.sin
-    if isinstance(source, RelativeAngles):
-        tables = *cos_sin(library, source.new), *cos_sin(library, source.old)
-        axes = max(len(table.shape) for table in tables)
-        cos, sin, old_cos, old_sin = (with_axes(table, axes) for table in tables)
-        return _compose(library, cos, sin, old_cos, -old_sin)
     whole, part = source.whole, source.part
     if whole is None:  # in all components
         return _look_up(library, source, library.arange(source.tokens, source.device), None)
@@ -58,6 +45,15 @@ def cos_sin(library: ArrayLibrary, source: AngleSource) -> tuple[Array, Array]:
         reads = with_axes(source.tables.component == c, len(cos.shape))
         cos, sin = (library.xp.where(reads, *x) for x in zip(new, (cos, sin), strict=True))
     return cos, sin
+
+
+def subtract(
+    library: ArrayLibrary, new: tuple[Array, Array], old: tuple[Array, Array]
+) -> tuple[Array, Array]:
+    """Return cos and sin of the angles of ``new`` minus those of ``old``."""
+    axes = max(len(table.shape) for table in (*new, *old))
+    cos, sin, old_cos, old_sin = (with_axes(table, axes) for table in (*new, *old))
+    return _compose(library, cos, sin, old_cos, -old_sin)
 
 
 def _look_up(

@@ -69,7 +69,9 @@ def read_by_fields(bfloat16: Any = None) -> None:
     for x in (*examples, np.broadcast_to(examples[0], (4, 2, 3))):
         number = DTYPES.index(x.dtype.name)
         probes.append((x, x.ctypes.data, number, x.shape, x.strides, x.flags.num))
-    if not native.module.set_up_numpy(np.ndarray, np.memmap, tuple(dtypes), tuple(probes), describe):
+    if not native.module.set_up_numpy(
+        np.ndarray, np.memmap, tuple(dtypes), tuple(probes), describe
+    ):
         native.LOG.warning("rope_xp reads arrays of this numpy by their attributes, which is slow")
 
 

@@ -15,7 +15,7 @@ from dask.array.utils import meta_from_array
 
 from rope_xp._arguments import checks
 from rope_xp._core.caches import cached
-from rope_xp._core.call import AngleSource, CosSin, RelativeAngles, TableLookup
+from rope_xp._core.call import AngleSource, CosSin, TableLookup
 from rope_xp._core.dtypes import numpy_name
 from rope_xp._core.numbers import ROTATED, check_known
 from rope_xp._core.protocols import count_components
@@ -72,7 +72,10 @@ class Dask(Backend):
 
     def cos_sin(self, lookup: TableLookup) -> tuple[Array, Array]:
         """Return both tables, each block of positions by one task."""
-        whole: Array = lookup.whole
+        if lookup.whole is None:
+            whole = da.arange(lookup.tokens, dtype=np.int32)
+            lookup = replace(lookup, whole=whole, components=0)
+        whole = lookup.whole
         if whole.ndim == 0:  # blocks have an axis at least
             part = None if lookup.part is None else lookup.part[None]
             cos, sin = self.cos_sin(replace(lookup, whole=whole[None], part=part))
@@ -144,8 +147,6 @@ def remove_arrays(source: AngleSource) -> AngleSource:
     """Return a source of angles without tables and arrays, which a task adds."""
     if isinstance(source, CosSin):
         return CosSin(None, None)
-    if isinstance(source, RelativeAngles):
-        return RelativeAngles(remove_arrays(source.new), remove_arrays(source.old))  # type: ignore[arg-type]  # lookups
     part = None if source.part is None else ...
     return replace(source, tables=None, whole=None, part=part)  # type: ignore[arg-type]  # for now
 
@@ -155,8 +156,6 @@ def add_arrays(source: AngleSource, arrays: Iterator[Array], x: Array) -> AngleS
     backend = find.require_backend(x, "a block")
     if isinstance(source, CosSin):
         return CosSin(*(_move(backend, next(arrays), x) for _ in "cs"))
-    if isinstance(source, RelativeAngles):
-        return RelativeAngles(*(add_arrays(s, arrays, x) for s in (source.new, source.old)))  # type: ignore[arg-type]  # lookups
     whole = _move(backend, next(arrays), x)
     part = None if source.part is None else _move(backend, next(arrays), x)
     if backend.host and whole.dtype.kind == "i":

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import dask.array as da
 import numpy as np
 
-from rope_xp._core.call import AngleSource, Call, RelativeAngles, RotationSpec, TableLookup, leaves
+from rope_xp._core.call import AngleSource, Call, RotationSpec, TableLookup, leaves
 from rope_xp._core.errors import RopeError
 from rope_xp._core.numbers import ROTATED, check_known
 from rope_xp._core.path import Path
@@ -94,8 +94,6 @@ def rotate_block(
 
 def _count_tokens(source: AngleSource, x: Array, axis: int) -> AngleSource:
     """Return a source with implicit positions as an array, in the chunks of x."""
-    if isinstance(source, RelativeAngles):
-        return RelativeAngles(*(_count_tokens(s, x, axis) for s in (source.new, source.old)))  # type: ignore[arg-type]  # lookups
     if isinstance(source, TableLookup) and source.whole is None:
         check_known(ROTATED, (x.shape[axis],))
         whole = da.arange(x.shape[axis], chunks=(x.chunks[axis],), dtype=np.int32)

@@ -12,7 +12,6 @@ from jax import lax
 from rope_xp._core.call import (
     Call,
     CosSin,
-    RelativeAngles,
     RotationSpec,
     TableLookup,
     get_interleaved,
@@ -31,7 +30,6 @@ for kind, arrays, plain, dropped in (
     (TableLookup, ["tables", "whole", "part"], _LOOKUP, _DROPPED),
     (DigitTables, [*DigitTables.__match_args__], [], ["handle", ("handle",)]),
     (CosSin, ["cos", "sin"], [], []),
-    (RelativeAngles, ["new", "old"], [], []),
     *((kind, [*arrays], [*plain], []) for kind, arrays, plain in PYTREE_CLASSES),
 ):
     jax.tree_util.register_dataclass(kind, arrays, plain, dropped)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-from rope_xp._core.call import Call, CosSin, RelativeAngles, TableLookup
+from rope_xp._core.call import Call, CosSin, TableLookup
 from rope_xp._core.errors import RopeError
 from rope_xp._core.memory import Memory
 from rope_xp._core.tables import DigitTables, TableKey
@@ -135,8 +135,6 @@ def _check_call(call: Call) -> None:
     for source, name in zip(call.angles, ("positions", "k_positions"), strict=False):
         if isinstance(source, CosSin):
             angles += [("cos", source.cos), ("sin", source.sin)]
-        elif isinstance(source, RelativeAngles):
-            angles += [("old_positions", source.old.whole), ("new_positions", source.new.whole)]
         else:
             angles.append((name, source.whole))
     operands = list(zip(names, call.arrays, strict=True))

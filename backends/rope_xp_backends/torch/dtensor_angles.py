@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-from rope_xp._core.call import AngleSource, Call, RelativeAngles, TableLookup, leaves, with_leaves
+from rope_xp._core.call import AngleSource, Call, TableLookup, leaves, with_leaves
 
 from . import BACKEND as _PLAIN
 from .library import Tensors
@@ -61,9 +61,6 @@ def _share_angles(call: Call, q: Any, k: Any) -> bool:
 
 def _slice_source(source: AngleSource, x: Any, local: torch.Tensor, call: Call) -> AngleSource:
     axes = call.spec.axes
-    if isinstance(source, RelativeAngles):
-        new, old = (_slice_source(lookup, x, local, call) for lookup in (source.new, source.old))
-        return RelativeAngles(new, old)  # type: ignore[arg-type]  # of Lookups, Lookups
     if isinstance(source, TableLookup):
         if source.whole is None and any(p.is_shard(axes.tokens) for p in x.placements):
             whole = _PLAIN.arange(source.tokens, source.device)

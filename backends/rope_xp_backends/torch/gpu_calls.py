@@ -15,7 +15,7 @@ import torch
 
 from rope_xp._arguments.table_forms import COLUMN_FORMS, one_per_pair
 from rope_xp._core.caches import BoundedCache
-from rope_xp._core.call import Call, RelativeAngles, TableLookup
+from rope_xp._core.call import Call, TableLookup
 from rope_xp._core.memory import ACCESS
 from rope_xp._core.tables import DigitTables
 from rope_xp._dispatch import choose, heads
@@ -212,8 +212,6 @@ def _keep_launch(call: Call, signature: Signature, results: Tensors) -> None:
     if len(call.angles) > 1 or arrays[0].dtype != arrays[-1].dtype or heads.differ_by_head(call):
         return
     if any(x.stride(-1) != 1 for x in (*arrays, *results, *signature.weights)):
-        return
-    if isinstance(source, RelativeAngles):
         return
     if isinstance(source, TableLookup):
         whole = (*signature.angle_inputs, None)[0]
