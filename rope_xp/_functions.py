@@ -41,7 +41,7 @@ def _resolve_rope(rope: RoPE | None, options: dict[str, Any], like: object) -> R
     if entry is None:
         entry = (RoPE(**options), values)
         _ropes.store(key, entry)
-    return entry[0]
+    return entry[0]  # type: ignore[no-any-return]  # of the entry
 
 
 def apply(

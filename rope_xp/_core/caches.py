@@ -72,51 +72,39 @@ def _evict_first(entries: OrderedDict[_K, Any]) -> list[_K]:
     return []
 
 
-class BoundedCache(dict[Any, Any]):
-    """A cache that approximates LRU eviction. A hit takes no lock.
-
-    The dict holds half of the entries at most. When these fill it, all become ``_old``. Those that
-    are looked up return to the dict, and the others are evicted in order.
-    """
-
-    get: Callable[[Any], Any | None] = dict.__getitem__  # type: ignore[assignment]  # no default
-    """Return the value of a key, or None, by ``__missing__``."""
+class BoundedCache:
+    """A cache of the latest entries, from which None is never stored."""
 
     def __init__(self, name: str, max_entries: int) -> None:
-        super().__init__()
         self.max_entries = max_entries
-        self._old: OrderedDict[Any, Any] = OrderedDict()
+        self._entries: OrderedDict[Any, Any] = OrderedDict()
         REGISTRY[name] = self
 
-    def __missing__(self, key: Any) -> Any:
-        with DICT_LOCK:
-            value = self._old.get(key)
-            if value is not None:
-                self.store(key, value)
+    def get(self, key: Any) -> Any:
+        """Return the value of a key, or None."""
+        value = self._entries.get(key)
+        if value is not None:
+            with suppress(KeyError):  # another thread has cleared it
+                self._entries.move_to_end(key)
         return value
 
     def __len__(self) -> int:
-        return super().__len__() + len(self._old)
+        return len(self._entries)
 
-    def values(self) -> list[Any]:  # type: ignore[override]  # no view, as other threads store
+    def values(self) -> list[Any]:
         with DICT_LOCK:
-            return [*super().values(), *self._old.values()]
+            return [*self._entries.values()]
 
     def store(self, key: Any, value: Any) -> None:
         """Add an entry, which is not None, and evict another beyond the limit."""
         with DICT_LOCK:
-            if 2 * super().__len__() >= self.max_entries:
-                self._old.update(self)
-                self.clear()
-            self._old.pop(key, None)
-            self[key] = value
+            self._entries[key] = value
             if len(self) > self.max_entries:
-                _evict_first(self._old)
+                _evict_first(self._entries)
 
     def cache_clear(self) -> None:
         with DICT_LOCK:
-            self._old.clear()
-            self.clear()
+            self._entries.clear()
 
 
 _ORDER: OrderedDict[tuple["TableCache", Any], int] = OrderedDict()

@@ -19,5 +19,4 @@ COPIED: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     ),
 }
 """What no kernel reads where it lies."""
-DERIVED = {"file": lambda x: x.view(np.memmap), "class": lambda x: x.view(Derived)}
-KINDS = COPIED | DERIVED
+KINDS = COPIED | {"file": lambda x: x.view(np.memmap), "class": lambda x: x.view(Derived)}

@@ -72,10 +72,10 @@ class Dask(Backend):
 
     def cos_sin(self, lookup: TableLookup) -> tuple[Array, Array]:
         """Return both tables, each block of positions by one task."""
-        if lookup.whole is None:
+        whole: Array = lookup.whole
+        if whole is None:
             whole = da.arange(lookup.tokens, dtype=np.int32)
             lookup = replace(lookup, whole=whole, components=0)
-        whole = lookup.whole
         if whole.ndim == 0:  # blocks have an axis at least
             part = None if lookup.part is None else lookup.part[None]
             cos, sin = self.cos_sin(replace(lookup, whole=whole[None], part=part))

@@ -73,6 +73,6 @@ def _allocate(call: Call) -> tuple[np.ndarray, ...]:
 
 def _decline_subclasses(call: Call) -> str | None:
     for x in call.arrays if call.out is None else call.arrays + call.out:
-        if type(x) is not np.ndarray:
+        if type(x) not in (np.ndarray, np.memmap):
             return f"{type(x).__name__} is a class derived from ndarray"
     return None

@@ -8,7 +8,6 @@ has silent zeros for forward-mode tangents.
 
 import string
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +25,7 @@ from .library import Tensors, Torch, is_plain
 from .namespace import xp
 from .op_args import N_TENSORS, OpArgs, OpNorm
 from .op_checks import check_arguments, check_devices
+from .recorded import record
 from .results import allocate_result, empty_result
 
 # Optional tensors and no lists of them, which the older vmap behind is_grads_batched cannot take.
@@ -55,20 +55,14 @@ def apply_op(arrays: Tensors, op_args: OpArgs) -> Tensors:
     if transformed or torch.compiler.is_compiling():
         return tuple(_Rotate.apply(*op_args, *arrays))
     op_args = op_args.with_copied_positions(arrays[0])
-    op_args_for = op_args.with_angle_inputs(()).with_angle_inputs
-    run = partial(call_op, op_args=op_args)
-    return tuple(EagerRotate.apply(run, op_args.angle_inputs, op_args_for, *arrays))
+    back = op_args.with_angle_inputs(())._replace(inverse=not op_args.inverse)
 
+    def rotate_back(grads: Tensors, saved: Tensors) -> Tensors:
+        return _bypass_dispatcher(grads, back.with_angle_inputs(saved))
 
-def _rotate_gradients(
-    grads: tuple[torch.Tensor | None, ...],
-    op_args: OpArgs,
-    rotate: Callable[[Tensors, OpArgs], Tensors] = apply_op,
-) -> tuple[torch.Tensor | None, ...]:
-    """Return gradients rotated, None for results that the loss does not use."""
-    used = tuple([g for g in grads if g is not None])
-    rotated = iter(rotate(used, op_args) if used else ())
-    return tuple([None if g is None else next(rotated) for g in grads])
+    with torch.no_grad():
+        results = call_op(arrays, op_args)
+    return tuple(record(results, rotate_back, op_args.angle_inputs, arrays))
 
 
 def call_op(arrays: Tensors, op_args: OpArgs | tuple[Any, ...]) -> Tensors:
@@ -111,7 +105,9 @@ class _Rotate(torch.autograd.Function):
         back = (*ctx.saved_tensors, ctx.axes, ctx.layout, ctx.offset, not ctx.inverse)
         if torch.compiler.is_compiling():  # which cannot trace a function within a backward pass
             return *(None,) * _N_OP_ARGS, *call_op(grads, back)
-        return *(None,) * _N_OP_ARGS, *_rotate_gradients(grads, OpArgs(*back))
+        used = tuple([g for g in grads if g is not None])
+        rotated = iter(apply_op(used, OpArgs(*back)) if used else ())
+        return *(None,) * _N_OP_ARGS, *[None if g is None else next(rotated) for g in grads]
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, ...]:
@@ -140,34 +136,6 @@ def _move_mapped_axis(angles: Any, axis: int | None, ndim: int) -> Any:
         return angles
     angles = angles.movedim(axis, 0)
     return angles.reshape(angles.shape[0], *(1,) * (ndim - angles.ndim), *angles.shape[1:])
-
-
-class EagerRotate(torch.autograd.Function):
-    """The same outside transforms and tracing, in a third of the time.
-
-    ``op_args_for`` returns the operator's arguments for angle inputs, which alone are saved
-    tensors: digit tables are no caller's. Activation checkpointing demands that the entry saves
-    the same tensors in the same order, see recorded.py.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        run: Callable[[Tensors], Tensors],
-        angle_inputs: Tensors,
-        op_args_for: Callable[[Tensors], OpArgs],
-        *arrays: torch.Tensor,
-    ) -> Tensors:
-        ctx.save_for_backward(*angle_inputs)
-        ctx.set_materialize_grads(False)
-        ctx.op_args_for = op_args_for
-        return run(arrays)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
-        op_args = ctx.op_args_for(ctx.saved_tensors)
-        inverse = op_args._replace(inverse=not op_args.inverse)
-        return None, None, None, *_rotate_gradients(grads, inverse, _bypass_dispatcher)
 
 
 # --- implementations -----------------------------------------------------------------------------

@@ -1,4 +1,8 @@
-"""Calls of the native entry that autograd records: results that exist, and how to rotate back."""
+"""Rotations that autograd records outside of transforms: results that exist, and the way back.
+
+The entry and the operator save the same tensors in the same order, as activation checkpointing may
+compute a layer by one and then by the other.
+"""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -19,10 +23,7 @@ _INTEGERS = (torch.int64, torch.int32)
 
 
 class _Record(torch.autograd.Function):
-    """A rotation is linear and its transpose is its inverse, so nothing but angles is saved.
-
-    Activation checkpointing demands that this saves what :class:`op.EagerRotate` does.
-    """
+    """A rotation is linear and its transpose is its inverse, so nothing but angles is saved."""
 
     @staticmethod
     def forward(
