@@ -79,7 +79,11 @@ class Choice:
         owner = find.require_backend(which, "which")
         if owner.dtype_name(which) not in ("bool", *INTEGERS):
             raise TypeError(f"which must hold integers; got {owner.dtype_name(which)}")
-        if owner.host and which.size and not 0 <= which.min() <= which.max() < len(self.ropes):
+        if owner.host:
+            self._check_range(which)
+
+    def _check_range(self, which: np.ndarray) -> None:
+        if which.size and not 0 <= which.min() <= which.max() < len(self.ropes):
             raise RopeError(
                 f"which must hold indices into ropes, from 0 to {len(self.ropes) - 1}; "
                 f"got {which.min()} to {which.max()}"
@@ -102,15 +106,20 @@ class Choice:
         """
         backend = find.require_backend(like, "like")
         owner, which = parse.read_operand(backend, "like", like, "which", self.which)
+        host = owner.host_view(which)
+        chosen = range(len(self.ropes)) if host is None else sorted({*host.reshape(-1).tolist()})
+        if host is not None:
+            self._check_range(host)
         if owner.host and not backend.host:
             which = backend.asarray(which.astype(np.int32), backend.device(like))
         which = backend.integers(which)[..., None, None]
-        by_rope = [build_angles(rope, positions, like, head_dim) for rope in self.ropes]
-        tables = [(angles.cos, angles.sin) for angles in by_rope]
-        inverses = [angles.inverse or (angles.cos, angles.sin) for angles in by_rope]
-        has_inverse = any(angles.inverse is not None for angles in by_rope)
-        inverse = _select(backend, which, inverses) if has_inverse else None
-        return Angles(*_select(backend, which, tables), self.ropes[0], inverse)
+        by_rope = {i: build_angles(self.ropes[i], positions, like, head_dim) for i in chosen}
+        tables = {i: (angles.cos, angles.sin) for i, angles in by_rope.items()}
+        inverses = {i: angles.inverse or tables[i] for i, angles in by_rope.items()}
+        has_inverse = any(angles.inverse is not None for angles in by_rope.values())
+        checked = host is not None and host.size > 0
+        inverse = _select(backend, which, inverses, checked) if has_inverse else None
+        return Angles(*_select(backend, which, tables, checked), self.ropes[0], inverse)
 
     def apply(
         self,
@@ -169,16 +178,28 @@ class Choice:
         return self.at(positions, like=x)
 
 
-def _select(backend: Backend, which: Array, tables: list[CosSinPair]) -> CosSinPair:
+def _select(
+    backend: Backend, which: Array, tables: dict[int, CosSinPair], checked: bool
+) -> CosSinPair:
     """Return cos and sin from the rope of each sequence, NaN where ``which`` is out of range."""
-    ndim = max(len(which.shape), len(tables[0][0].shape))
+    xp = backend.xp
+    ndim = max(len(which.shape), *(len(cos.shape) for cos, _ in tables.values()))
     which = with_axes(which, ndim)
+    masks = {i: which == i for i in tables}
 
-    def select(by_rope: tuple[Array, ...]) -> Array:
-        selected = backend.xp.full_like(with_axes(by_rope[0], ndim), float("nan"))
-        for i, table in enumerate(by_rope):
-            selected = backend.xp.where(which == i, with_axes(table, ndim), selected)
-        return selected
+    def select(part: int) -> Array:
+        by_rope = {i: with_axes(pair[part], ndim) for i, pair in tables.items()}
+        if checked:
+            first, *others = by_rope
+            selected = by_rope[first]
+        else:
+            others = [*by_rope]
+            selected = xp.full_like(by_rope[0], float("nan"))
+        for i in others:
+            selected = xp.where(masks[i], by_rope[i], selected)
+        if others:
+            return selected
+        rows = np.broadcast_shapes(which.shape, selected.shape)
+        return xp.broadcast_to(selected, rows)
 
-    cos, sin = map(select, zip(*tables, strict=True))
-    return cos, sin
+    return select(0), select(1)

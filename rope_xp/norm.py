@@ -30,7 +30,7 @@ class QKNorm:
         Added to weights, not negative: 1.0 for Gemma.
     round_between : bool, default False
         Whether to round to the dtype of q and k before the rotation too, as Hugging Face's modules
-        do. No kernel does that, so it is slower.
+        do. That takes two passes over memory.
 
     Raises
     ------

@@ -33,6 +33,8 @@ class Backend:
     """Another backend whose arrays are accepted as positions and tables."""
     runs_portable: bool = True
     """Whether the operations of ``xp`` take its arrays. If not, a path has to take every call."""
+    takes_calls_whole: bool = False
+    """Whether its paths take calls apart themselves, as a compiler does."""
     sharded_executor: ShardedExecutor | None = None
     """Runs calls on arrays that lie on several devices, in place of paths."""
 

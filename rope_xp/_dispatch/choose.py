@@ -11,7 +11,7 @@ from rope_xp._core.errors import MissingBackendError, RopeError
 from rope_xp._core.path import Path, PathUnavailable, ShardedExecutor
 from rope_xp._core.typing import Array
 from rope_xp._dispatch import find, heads
-from rope_xp._rotation import portable
+from rope_xp._rotation import norm, portable
 
 VARIABLE = "ROPE_XP_PATH"
 
@@ -97,6 +97,8 @@ def run_on_path(call: Call) -> tuple[Path | None, tuple[Array, ...]]:
     sharded_executor: ShardedExecutor | None = call.backend.sharded_executor
     if sharded_executor is not None:
         return None, sharded_executor.run(call, run)
+    if not call.backend.takes_calls_whole:
+        call = norm.round_between(call)
     name = _get_forced(call)
     if name is not None and name != portable.NAME:
         path = _require_path(call, name)
@@ -186,6 +188,8 @@ def explain(call: Call) -> Explanation:
     backend, name = call.backend, _get_forced(call)
     if backend.sharded_executor is not None:
         return replace(explain(backend.sharded_executor.local_call(call)), library=backend.name)
+    if call.spec.norm is not None and call.spec.norm.round_between:
+        call = replace(call, spec=call.spec._replace(norm=None), weights=())
     if name is not None:
         if name != portable.NAME:
             _require_path(call, name)

@@ -100,8 +100,6 @@ def decline_norm(call: Call) -> str | None:
     norm, weights = call.spec.norm, call.weights
     if norm is None:
         return None
-    if norm.round_between:
-        return "its kernels do not round between norm and rotation"
     if any(w is not None and len(w.shape) > 1 for w in weights):
         return "its kernels take one weight for all heads"
     dtypes = {None if w is None else call.backend.dtype_name(w) for w in weights}

@@ -8,6 +8,8 @@ kernels have the same bits; compilers sum in an order of their own.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 from rope_xp._core.call import Axes, Call, NormSpec, RotationSpec, get_interleaved
 from rope_xp._core.typing import Array, Namespace
@@ -24,35 +26,59 @@ def rotate(
     rotate_array: Callable[..., Array],
 ) -> Array:
     """Return array i of a call, normalized and rotated by ``rotate_array``."""
-    xp, spec, x, weight = call.backend.xp, call.spec, call.arrays[i], call.weights[i]
-    first, end, y = spec.rotary_offset, spec.rotary_offset + spec.rotary_dim, x
-    if norm.over_slice:
-        y, spec = x[..., first:end], spec._replace(rotary_offset=0)
-    y = xp.astype(y, cos.dtype, copy=False)
-    if weight is not None:
-        weight = xp.astype(weight, cos.dtype, copy=False)
-        weight = align_weight(xp, weight, spec.axes) + norm.weight_offset
-    if norm.round_between:  # for the bits of other modules, which compute like this
-        mean = xp.mean(y * y, axis=-1, keepdims=True)
-    else:
-        # A factor from float64 halves the error of a float32 row.
-        exact = call.backend.has_float64(x) and not call.backend.is_compiling()
-        mean = _sum_squares(call, y, spec)
-        # 1 / count, as torch divides by a number in its own way.
-        mean = (xp.astype(mean, xp.float64, copy=False) if exact else mean) * (1.0 / y.shape[-1])
-    mean = mean + norm.eps
-    factor = xp.rsqrt(mean) if hasattr(xp, "rsqrt") else 1.0 / xp.sqrt(mean)
-    factor = xp.astype(factor, cos.dtype, copy=False)
-    if not norm.round_between:
-        y = rotate_array(xp, y if weight is None else y * weight, cos, sin, spec) * factor
-    else:
-        y = y * factor
-        if not norm.weight_offset:
-            y = xp.astype(xp.astype(y, x.dtype), cos.dtype)
+    xp, spec, x = call.backend.xp, call.spec, call.arrays[i]
+    y, weight = _read_operands(call, norm, i, cos.dtype)
+    spec = spec._replace(rotary_offset=0) if norm.over_slice else spec
+    # A factor from float64 halves the error of a float32 row.
+    exact = call.backend.has_float64(x) and not call.backend.is_compiling()
+    mean = _sum_squares(call, y, spec)
+    # 1 / count, as torch divides by a number in its own way.
+    mean = (xp.astype(mean, xp.float64, copy=False) if exact else mean) * (1.0 / y.shape[-1])
+    factor = xp.astype(_take_rsqrt(xp, mean + norm.eps), cos.dtype, copy=False)
+    y = rotate_array(xp, y if weight is None else y * weight, cos, sin, spec) * factor
+    return _put_back(call, norm, x, xp.astype(y, x.dtype, copy=False))
+
+
+def round_between(call: Call) -> Call:
+    """Return a call without a norm that is to round: its arrays are normalized, and rounded.
+
+    The steps are those of other modules, for their bits.
+    """
+    norm, xp, arrays = call.spec.norm, call.backend.xp, []
+    if norm is None or not norm.round_between:
+        return call
+    for i, x in enumerate(call.arrays):
+        wide = call.backend.dtype_name(x) == "float64"
+        y, weight = _read_operands(call, norm, i, xp.float64 if wide else xp.float32)
+        y = y * _take_rsqrt(xp, xp.mean(y * y, axis=-1, keepdims=True) + norm.eps)
+        if not norm.weight_offset and y.dtype != x.dtype:
+            y = xp.astype(xp.astype(y, x.dtype), y.dtype)
         y = y if weight is None else y * weight
-        y = rotate_array(xp, xp.astype(y, x.dtype), cos, sin, spec)
-    y = xp.astype(y, x.dtype, copy=False)
-    return xp.concat([x[..., :first], y, x[..., end:]], axis=-1) if norm.over_slice else y
+        arrays.append(_put_back(call, norm, x, xp.astype(y, x.dtype, copy=False)))
+    return replace(call, arrays=tuple(arrays), spec=call.spec._replace(norm=None), weights=())
+
+
+def _read_operands(call: Call, norm: NormSpec, i: int, dtype: Any) -> tuple[Array, Array | None]:
+    """Return what of array i is normalized, and its weight and offset."""
+    xp, spec, x, weight = call.backend.xp, call.spec, call.arrays[i], call.weights[i]
+    if norm.over_slice:
+        x = x[..., spec.rotary_offset : spec.rotary_offset + spec.rotary_dim]
+    if weight is not None:
+        weight = xp.astype(weight, dtype, copy=False)
+        weight = align_weight(xp, weight, spec.axes) + norm.weight_offset
+    return xp.astype(x, dtype, copy=False), weight
+
+
+def _take_rsqrt(xp: Namespace, mean: Array) -> Array:
+    return xp.rsqrt(mean) if hasattr(xp, "rsqrt") else 1.0 / xp.sqrt(mean)
+
+
+def _put_back(call: Call, norm: NormSpec, x: Array, y: Array) -> Array:
+    """Return y, or x with the slice y."""
+    first, end = call.spec.rotary_offset, call.spec.rotary_offset + call.spec.rotary_dim
+    if not norm.over_slice:
+        return y
+    return call.backend.xp.concat([x[..., :first], y, x[..., end:]], axis=-1)
 
 
 def align_weight(xp: Namespace, weight: Array, axes: Axes) -> Array:

@@ -76,6 +76,7 @@ def run(call: Call, rotate: Callable[..., Array] = rotate) -> tuple[Array, ...]:
 
     ``rotate`` is :func:`rotate`, or an equal that compiles better.
     """
+    call = norm.round_between(call)
     xp, results, norm_spec = call.backend.xp, [], call.spec.norm
     for part in call.split(one_dtype=False):
         cos, sin = (align(xp, table, call.spec.axes) for table in cos_sin(call, part.angles[0]))

@@ -231,11 +231,17 @@ def test_a_choice_rotates_packed_tokens_by_their_own_rope(rng):
         np.testing.assert_array_equal(rotated[which == i], expected)
 
 
-def test_a_choice_has_gradients_and_gives_nan_out_of_range():
+def test_a_choice_has_gradients_and_gives_nan_out_of_range_where_none_are_read():
     torch = pytest.importorskip("torch")
     x = torch.ones(3, 1, 2, 12, requires_grad=True)
-    choice = Choice(CHOICES[:2], torch.tensor([0, 1, 2]))
-    y = choice.at([[5], [6], [7]], like=x).rotate(x)
+    Choice(CHOICES[:2], torch.tensor([0, 1, 1])).apply(x, x, [[5], [6], [7]])[0].sum().backward()
+    assert (x.grad != 0).all()
+    with pytest.raises(RopeError, match="from 0 to 1; got 0 to 2"):
+        Choice(CHOICES[:2], torch.tensor([0, 1, 2])).at([[5], [6], [7]], like=x)
+
+    @torch.compile(fullgraph=True, backend="eager")
+    def rotate(x, which):
+        return Choice(CHOICES[:2], which).at(torch.tensor([[5], [6], [7]]), like=x).rotate(x)
+
+    y = rotate(x.detach(), torch.tensor([0, 1, 2]))
     assert y[..., :8].isnan().flatten(1).all(dim=1).tolist() == [False, False, True]
-    y[:2].sum().backward()
-    assert (x.grad[:2] != 0).all()

@@ -32,7 +32,7 @@ POSITIONS = "a block of positions"
 class Dask(Backend):
     """The glue of dask."""
 
-    numpy_dtypes = True
+    numpy_dtypes = takes_calls_whole = True
     out_refusal = (
         "dask arrays are graphs of blocks to be computed, with no memory to write to; leave out= "
         "away, the blocks that went in are freed as the rotated ones are made"

@@ -24,7 +24,7 @@ _INTEGERS = (np.dtype(np.int32), np.dtype(np.int64))
 class Jax(Backend):
     """The glue of jax."""
 
-    numpy_dtypes = True
+    numpy_dtypes = takes_calls_whole = True
     out_refusal = (
         "jax arrays cannot be written to. Under jit, donate the inputs and XLA reuses their "
         "memory: jax.jit(..., donate_argnums=(0, 1))"

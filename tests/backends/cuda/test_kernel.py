@@ -164,7 +164,6 @@ def test_norms_that_no_kernel_takes_are_refused_by_reason(rng):
         ("in one dtype", RoPE(), x[..., :64], (w[:64].astype(np.float16), 1e-6)),
         ("is not contiguous", RoPE(), x[..., :64], (w[::8], 1e-6)),
         ("one weight for all heads", RoPE(), x[..., :256], (w.reshape(2, 256), 1e-6)),
-        ("do not round", RoPE(), x[..., :64], rope_xp.QKNorm(round_between=True)),
     ):
         with pytest.raises(rope_xp.RopeError, match=reason):
             rope.rotate(y, POSITIONS, norm=norm)
