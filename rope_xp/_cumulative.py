@@ -140,13 +140,25 @@ def _sum_on_host(
     """Write the angles, block by block, and return the state."""
     library, lead = find.require_backend(steps, "steps"), (slice(None),) * axis
     shape = (*steps.shape[:axis], len(ends) - 1, *steps.shape[axis + 1 :])
-    state = np.zeros(shape, np.int64) if start is None else start.copy()
+    state = np.zeros(shape, np.int64) if start is None else start.astype(np.int64, order="C")
+    flat = math.prod(shape[:axis]), -1, math.prod(shape[axis + 1 :])
+    is_inside = None
+    if steps.size:
+        inputs = (
+            steps.astype(angles.dtype, copy=False).reshape(flat),
+            state.reshape(flat),
+            ends,
+            angles.reshape(flat),
+        )
+        is_inside = library.accumulate_on_host(*inputs)
+    if is_inside:
+        return state
     rows = max(1, _BLOCK * steps.shape[axis] // max(1, steps.size))
     for i, (first, last) in enumerate(pairwise(ends)):
         total = state[(*lead, slice(i, i + 1))]
         for row in range(first, last, rows):
             block = (*lead, slice(row, min(row + rows, last)))
-            if not (np.abs(steps[block]) < turns.LARGEST).all():
+            if is_inside is False or not (np.abs(steps[block]) < turns.LARGEST).all():
                 raise RopeError(f"steps must be finite, and below {turns.LARGEST:g} radians")
             angles[block], (total[...],) = _sum(library, steps[block], axis, (total,), None)
     return state

@@ -5,6 +5,7 @@ from typing import Any, Literal
 from rope_xp._arguments import fields, learned, parse, parse_tables
 from rope_xp._core import numbers
 from rope_xp._core.caches import BoundedCache
+from rope_xp._core.call import CosSin
 from rope_xp._core.errors import RopeError
 from rope_xp._core.typing import ArrayT, Layout
 from rope_xp._dispatch import choose, find, how
@@ -192,6 +193,12 @@ def apply_frequencies(
     >>> q_rotated, k_rotated = rope_xp.apply_frequencies(q, k, cells, frequencies, layout="half")
     """
     call = learned.apply_frequencies(q, k, positions, frequencies, layout, axes, out)
+    if len(call.angles) == 1 and isinstance(call.angles[0], CosSin):
+        tables = call.angles[0].cos, call.angles[0].sin
+        fields = layout, 0, 0, 0, q, k, *tables, axes, out, None, None, how.GIVEN_COLUMNS
+        results = call.backend.rotate_by_tables(*fields)
+        if results is not None:
+            return results[0], results[1]
     return choose.run(call)
 
 

@@ -1,5 +1,6 @@
 """From positions and arrays of frequencies to a checked Call."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -44,8 +45,7 @@ def apply_frequencies(
     if not components:
         positions, frequencies = positions[None, ...], frequencies[None, ...]
     target = (backend, backend.device(q), any(doubles))
-    terms = _build_terms(target, positions, frequencies, len(where.batch), per_head)
-    tables = products.cos_sin(backend, terms, target[-1])
+    tables = _compute_tables(target, positions, frequencies, len(where.batch), per_head)
     angles = parse_tables.cast_tables(backend, tables, doubles)
     return Call(backend, (q, k), angles, out, RotationSpec(where, layout, *slice_, False))
 
@@ -90,19 +90,18 @@ def _check_positions(
     return positions[..., None] if len(positions.shape) == bool(components) else positions
 
 
-def _build_terms(
+def _compute_tables(
     target: tuple[Backend, Device, bool],
     positions: Array,
     frequencies: Array,
     batch: int,
     per_head: bool,
-) -> list[products.Term]:
-    """Return a term for each component, the leading axis of positions and frequencies.
+) -> tuple[Array, Array]:
+    """Return cos and sin, (batch..., tokens, r/2), or ``per_head`` (batch..., tokens, heads, r/2).
 
-    Arrays broadcast to (batch..., tokens, r/2), or ``per_head`` to (batch..., tokens, heads, r/2).
+    Positions and frequencies have a leading axis of components.
     """
     backend, device, double = target
-    base = products.DOUBLE if double else products.SINGLE
     p_owner = find.require_backend(positions, "positions")
     f_owner = find.require_backend(frequencies, "frequencies")
 
@@ -119,18 +118,65 @@ def _build_terms(
         return with_axes(place(x[c, ...], f_owner), batch + 2 + per_head)
 
     p_constant, f_constant = p_owner.stop_gradient(positions), f_owner.stop_gradient(frequencies)
-    digits, weights, rest = products.split_positions(p_owner, p_constant, base)
-    factors = products.build_multipliers(f_owner, f_constant, weights, base)
-    terms = []
-    for c in range(positions.shape[0]):
-        p, f = place_positions(positions, c), place_frequencies(frequencies, c)
-        constant_p = p if p_constant is positions else place_positions(p_constant, c)
-        constant_f = f if f_constant is frequencies else place_frequencies(f_constant, c)
-        below = None if rest is None else place_positions(rest, c)
-        position = products.PositionDigits([place_positions(x, c) for x in digits], weights, below)
-        multipliers = [
-            products.Multiplier(*(place_frequencies(part, c) for part in factor))
-            for factor in factors
-        ]
-        terms.append(products.Term(position, multipliers, p, constant_p, f, constant_f))
-    return terms
+    tables = None
+    if not double:
+        p, f = p_owner.host_memory(p_constant), f_owner.host_memory(f_constant)
+        tables = _multiply_on_host(backend, device, p, f, batch + 1 if per_head else 0)
+    if tables is None:
+        base = products.DOUBLE if double else products.SINGLE
+        digits, weights, rest = products.split_positions(p_owner, p_constant, base)
+        factors = products.build_multipliers(f_owner, f_constant, weights, base)
+        terms = []
+        for c in range(positions.shape[0]):
+            below = None if rest is None else place_positions(rest, c)
+            position = [place_positions(x, c) for x in digits], weights, below
+            multipliers = [
+                products.Multiplier(*(place_frequencies(part, c) for part in factor))
+                for factor in factors
+            ]
+            f = place_frequencies(f_constant, c)
+            terms.append(products.Term(products.PositionDigits(*position), multipliers, f))
+        tables = products.cos_sin(backend, terms, double)
+    if p_constant is positions and f_constant is frequencies:
+        return tables
+    pairs = [
+        products.Factors(
+            *(place_positions(x, c) for x in (positions, p_constant)),
+            *(place_frequencies(x, c) for x in (frequencies, f_constant)),
+        )
+        for c in range(positions.shape[0])
+    ]
+    return products.follow(backend.xp, *tables, pairs)
+
+
+def _multiply_on_host(
+    backend: Backend,
+    device: Device,
+    positions: np.ndarray | None,
+    frequencies: np.ndarray | None,
+    axes: int,
+) -> tuple[Array, Array] | None:
+    """Return cos and sin of arrays in host memory, with so many axes of rows; None if not native.
+
+    Float positions of 64 bits are split in their own dtype.
+    """
+    if positions is None or frequencies is None or frequencies.dtype == np.float64:
+        return None
+    if positions.dtype not in (np.int32, np.int64):
+        if positions.dtype in (np.float64, np.uint64):
+            return None
+        is_integer = positions.dtype.kind in "biu"
+        positions = positions.astype(np.int64 if is_integer else np.float32)
+    frequencies = frequencies.astype(np.float32, copy=False)
+    rows, count = positions.shape[1:], positions.shape[0]
+    shape = ((1,) * (axes - len(rows)) + rows, frequencies.shape[1:])
+    cos, sin = (
+        backend.xp.empty((*shape[0], *shape[1]), dtype=backend.xp.float32, device=device)
+        for _ in "cs"
+    )
+    views = [backend.host_memory(table) for table in (cos, sin)]
+    if any(view is None for view in views):
+        return None
+    flat = [view.reshape(math.prod(rows), -1) for view in views if view is not None]
+    operands = positions.reshape(count, -1), frequencies.reshape(count, -1)
+    return (cos, sin) if backend.multiply_on_host(*operands, *flat) else None

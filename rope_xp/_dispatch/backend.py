@@ -205,6 +205,26 @@ class Backend:
         rows = self.xp.take(table, self.xp.reshape(indices, (-1,)), axis=0)
         return self.xp.reshape(rows, (*indices.shape, table.shape[1]))
 
+    def multiply_on_host(
+        self, positions: np.ndarray, frequencies: np.ndarray, cos: np.ndarray, sin: np.ndarray
+    ) -> bool:
+        """Write cos and sin of sums of products, as :mod:`rope_xp._rotation.products` has them.
+
+        ``positions`` are (components, rows), float32 ``frequencies`` (components, columns), and cos
+        and sin (rows, columns). Return False where nothing native does that.
+        """
+        return False
+
+    def accumulate_on_host(
+        self, steps: np.ndarray, state: np.ndarray, ends: np.ndarray, angles: np.ndarray
+    ) -> bool | None:
+        """Write angles of sums of steps, (outer, tokens, inner), and add to their states.
+
+        The states are (outer, sequences, inner). Return whether all steps are in range; None where
+        nothing native does that.
+        """
+        return None
+
     def cumulative_sum(self, x: Array, axis: int) -> Array:
         """Return cumulative sums in the dtype of x."""
         return self.xp.cumulative_sum(x, axis=axis, dtype=x.dtype)

@@ -172,11 +172,7 @@ class Term(NamedTuple):
 
     position: PositionDigits
     multipliers: list[Multiplier]
-    p: Array
-    constant_p: Array
-    """p, which derivatives do not follow."""
-    f: Array
-    constant_f: Array
+    frequencies: Array
 
 
 def cos_sin(library: ArrayLibrary, terms: Sequence[Term], double: bool) -> tuple[Array, Array]:
@@ -184,22 +180,36 @@ def cos_sin(library: ArrayLibrary, terms: Sequence[Term], double: bool) -> tuple
     xp = library.xp
     exact: Array = 0.0
     rounded: Array = 0.0
-    zero: Array = 0.0
-    for position, multipliers, *_, constant_f in terms:
+    for position, multipliers, frequencies in terms:
         for digit, (a, b) in zip(position.digits, multipliers, strict=True):
             exact = exact + _take_fraction(xp, digit * a)
             rounded = rounded + digit * b
         if position.rest is not None:
-            rounded = rounded + position.rest * (constant_f * (1 / math.tau))
+            rounded = rounded + position.rest * (frequencies * (1 / math.tau))
     quarters = xp.round((exact + rounded) * 4.0)
     fraction = (exact - quarters * 0.25) + rounded
     quarters = quarters - 4.0 * xp.floor(quarters * 0.25)  # fit int32
     series = fractions.DOUBLE if double else fractions.SINGLE
     cosm1, sin = fractions.small_cosm1_sin(fraction * math.tau, series)
     cos, sin, _ = fractions.add_quarters(xp, 1.0 + cosm1, sin, quarters)
-    if all(t.p is t.constant_p and t.f is t.constant_f for t in terms):
-        return cos, sin
-    for _, _, p, constant_p, f, constant_f in terms:
+    return cos, sin
+
+
+class Factors(NamedTuple):
+    """A component of positions and its frequencies, and both as constants to derivatives."""
+
+    p: Array
+    constant_p: Array
+    f: Array
+    constant_f: Array
+
+
+def follow(
+    xp: Namespace, cos: Array, sin: Array, products: Sequence[Factors]
+) -> tuple[Array, Array]:
+    """Return cos and sin with the derivatives of a sum of products."""
+    zero: Array = 0.0
+    for p, constant_p, f, constant_f in products:
         zero = zero + ((p - constant_p) * f + constant_p * (f - constant_f))
     cos_e, sin_e = xp.cos(zero), xp.sin(zero)
     return cos * cos_e - sin * sin_e, sin * cos_e + cos * sin_e

@@ -1,14 +1,18 @@
 """apply_frequencies on every backend: against mpmath, a formula in float64, other backends."""
 
+import functools
 import re
 from typing import Any
 
 import numpy as np
 import pytest
+from support.bits import same, sample
 from support.oracles import exact_cos_sin
 from support.targets import TARGETS, Target, rows
 
+import rope_xp
 from rope_xp import RoPE, RopeError, apply_frequencies
+from rope_xp._dispatch import find
 from rope_xp._frequencies import initial_frequencies
 from rope_xp.scaling import YaRN
 
@@ -191,3 +195,49 @@ def test_bad_arguments_raise_and_write_nothing(message, changed):
         apply_frequencies(q, k, **options, out=(q, k))
     assert (q == 1).all()
     assert (k == 1).all()
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+@pytest.mark.parametrize("shape", [(16,), (2, 16), (3, 2, 16)])
+@pytest.mark.parametrize("dtype", ["int8", "int32", "int64", "float16", "float32"])
+def test_native_products_have_the_bits_of_plain_operations(library, shape, dtype, rng, monkeypatch):
+    pytest.importorskip("rope_xp_backends.cpu._native")
+    put = np.array if library == "numpy" else pytest.importorskip("torch").tensor
+    count, largest = shape[:-2], 1 << (6 if dtype == "int8" else 15 if "16" in dtype else 31)
+    q, k = (sample(rng, 2, 5, heads, 32) for heads in (4, 2))
+    frequencies = (rng.standard_normal(shape) * 10.0 ** rng.integers(-5, 5, shape)).astype("f4")
+    frequencies.flat[:3] = 0, 1 << 19, -1e-30
+    backend, calls = type(find.require_backend(put(q), "q")), list[int]()
+    for lead in ((5,), (2, 5)):
+        positions = rng.uniform(-largest, largest, (*count, *lead)).astype(dtype)
+        positions.flat[:2] = 0, -1
+        call = functools.partial(apply_frequencies, *map(put, (q, k, positions, frequencies)))
+        at_once = call(layout="half")
+        with monkeypatch.context() as patch:
+            decline = staticmethod(lambda *_: bool(calls.append(1)))
+            patch.setattr(backend, "multiply_on_host", decline)
+            plain = call(layout="half")
+        assert calls
+        for got, expected in zip(at_once, plain, strict=True):
+            same(np.asarray(got), np.asarray(expected))
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_native_sums_have_the_bits_of_plain_operations(library, dtype, axis, rng, monkeypatch):
+    put = np.array if library == "numpy" else pytest.importorskip("torch").tensor
+    steps = rng.standard_normal((6, 7, 8)) * 10.0 ** rng.integers(-6, 4, (6, 7, 8))
+    steps = steps.clip(-6e4, 6e4).astype(dtype)
+    steps.flat[:3] = 0, np.pi, -60000
+    ends = [0, 2, 2, steps.shape[axis]]
+    backend = type(find.require_backend(put(steps), "steps"))
+    for options in ({}, {"cu_seqlens": ends}):
+        call = functools.partial(rope_xp.cumulative_angles, put(steps), axis, return_state=True)
+        start = call(**options)[1]
+        at_once = call(**options, start=start)
+        with monkeypatch.context() as patch:
+            patch.setattr(backend, "accumulate_on_host", staticmethod(lambda *_: None))
+            plain = call(**options, start=start)
+        for got, expected in zip(at_once, plain, strict=True):
+            same(np.asarray(got), np.asarray(expected))

@@ -103,6 +103,8 @@ PyMethodDef methods[] = {
     {"rotate_by_tables", (PyCFunction)(void*)rotate_by_tables, METH_FASTCALL, nullptr},
     {"look_up_angles", (PyCFunction)(void*)look_up_angles, METH_FASTCALL, nullptr},
     {"rotate", (PyCFunction)(void*)rotate, METH_FASTCALL, nullptr},
+    {"multiply", (PyCFunction)(void*)multiply, METH_FASTCALL, nullptr},
+    {"accumulate", (PyCFunction)(void*)accumulate, METH_FASTCALL, nullptr},
     {"read_tables", read_tables, METH_VARARGS, nullptr},
     {"read_small_tables", read_small_tables, METH_VARARGS, nullptr},
     {"set_up_numpy", set_up_numpy, METH_VARARGS, nullptr},

@@ -22,6 +22,24 @@ extern "C" const Kernels rope_xp_kernels_4;
 
 namespace {
 
+// --- Taylor's series, of rope_xp/_rotation/fractions.py ------------------------------------------
+
+template <class C> INLINE C evaluate(C square, const double* coefficients, int count) {
+  C value = (C)coefficients[0];
+  for (int i = 1; i < count; i++) value = value * square + (C)coefficients[i];
+  return value;
+}
+
+const double SINE[] = {
+    1 / 355687428096000.0, -1 / 1307674368000.0, 1 / 6227020800.0, -1 / 39916800.0,
+    1 / 362880.0,          -1 / 5040.0,          1 / 120.0,        -1 / 6.0};
+const double COSINE[] = {1 / 20922789888000.0, -1 / 87178291200.0, 1 / 479001600.0, -1 / 3628800.0,
+                         1 / 40320.0,          -1 / 720.0,         1 / 24.0,        -1 / 2.0};
+
+#if LEVEL != 5
+#include "exact.h"
+#endif
+
 #if defined(__AVX512F__)
 const int WIDTH = 64;  // bytes of a vector
 #elif defined(__AVX2__)
@@ -590,18 +608,6 @@ template <class C> INLINE Angle<C> compose(Angle<C> a, Angle<C> b, bool less_1) 
   return less_1 ? Angle<C>{a.cos + c, a.sin + s} : Angle<C>{c, s};
 }
 
-template <class C> INLINE C evaluate(C square, const double* coefficients, int count) {
-  C value = (C)coefficients[0];
-  for (int i = 1; i < count; i++) value = value * square + (C)coefficients[i];
-  return value;
-}
-
-const double SINE[] = {
-    1 / 355687428096000.0, -1 / 1307674368000.0, 1 / 6227020800.0, -1 / 39916800.0,
-    1 / 362880.0,          -1 / 5040.0,          1 / 120.0,        -1 / 6.0};
-const double COSINE[] = {1 / 20922789888000.0, -1 / 87178291200.0, 1 / 479001600.0, -1 / 3628800.0,
-                         1 / 40320.0,          -1 / 720.0,         1 / 24.0,        -1 / 2.0};
-
 // cos - 1 and sin of an angle: Cody and Waite's reduction, and Taylor's series.
 template <class C> INLINE Angle<C> find_cosm1_sin(C angle) {
   const bool wide = sizeof(C) == 8;
@@ -993,4 +999,9 @@ void rotate(const Job* job, I start, I stop, char* scratch) {
 #define JOIN(a, b) a##b
 #define NAME(level) JOIN(rope_xp_kernels_, level)
 extern "C" const Kernels NAME(LEVEL);
-const Kernels NAME(LEVEL) = {count_scratch, rotate};
+#if LEVEL == 5
+const Kernels NAME(LEVEL) = {count_scratch, rotate, rope_xp_kernels_4.multiply,
+                             rope_xp_kernels_4.sum};
+#else
+const Kernels NAME(LEVEL) = {count_scratch, rotate, multiply, sum};
+#endif

@@ -74,7 +74,25 @@ struct Job {
   double eps, weight_offset;
 };
 
+struct Products {  // of positions, (components, rows), and frequencies, (components, count)
+  Dtype dtype;     // of positions
+  I components, rows, count;
+  const char* positions;
+  const float* frequencies;
+  float *cos, *sin, *scratch;  // scratch: count * (10 * components + 2)
+};
+
+struct Sums {  // of steps, (tokens, inner), from a state on, (inner,)
+  Dtype dtype;
+  I inner;
+  const char* steps;
+  char* angles;
+  I* state;
+};
+
 struct Kernels {
   I (*count_scratch)(const Job*);                              // bytes of scratch that a part needs
   void (*rotate)(const Job*, I start, I stop, char* scratch);  // rows start to stop
+  void (*multiply)(const Products*);
+  bool (*sum)(const Sums*, I first, I last);  // whether all steps are in range
 };

@@ -8,7 +8,7 @@ from rope_xp._core.memory import Memory
 from rope_xp._core.tables import DigitTables, TableKey
 from rope_xp._dispatch.backend import Backend
 from rope_xp._rotation.tables import host_tables
-from rope_xp_backends.cpu import entry, native, threads
+from rope_xp_backends.cpu import entry, exact, native, threads
 
 
 def _allocate(shape: list[int], wide: bool) -> np.ndarray:
@@ -29,6 +29,8 @@ class Numpy(Backend):
         rotate_by_rope = native.module.rotate_by_rope
         rotate_by_tables = native.module.rotate_by_tables
         look_up_angles = native.module.look_up_angles
+    multiply_on_host = staticmethod(exact.multiply)
+    accumulate_on_host = staticmethod(exact.accumulate)
 
     def refusal(self, x: np.ndarray) -> str | None:
         """Reject matrices and masked arrays, whose ``*`` differs."""

@@ -11,6 +11,7 @@ from rope_xp._core.dtypes import FLOATS, INTEGERS
 from rope_xp._core.memory import Memory
 from rope_xp._core.tables import DigitTables, TableKey
 from rope_xp._dispatch.backend import Backend, put_tables
+from rope_xp_backends.cpu import exact
 
 from . import private, tables
 
@@ -23,6 +24,13 @@ PLAIN = (torch.Tensor, torch.nn.Parameter)
 def is_plain(x: torch.Tensor) -> bool:
     """Return whether the elements of a tensor are those in its memory."""
     return type(x) in PLAIN and x.layout is torch.strided and not x.is_nested and not x.is_neg()
+
+
+def _is_followed(x: torch.Tensor) -> bool:
+    """Return whether derivatives follow operations on a tensor."""
+    if private.are_transforms_active() or private.is_forward_mode():
+        return True
+    return x.requires_grad and torch.is_grad_enabled()
 
 
 def _read_host(positions: torch.Tensor) -> np.ndarray | None:
@@ -45,6 +53,8 @@ class Torch(Backend):
     assigns_by_index = True
 
     is_compiling = staticmethod(torch.compiler.is_compiling)
+    multiply_on_host = staticmethod(exact.multiply)
+    accumulate_on_host = staticmethod(exact.accumulate)
 
     def asarray_in_trace(self, host: object, device: torch.device) -> torch.Tensor:
         """Dynamo takes numpy arrays for tensors, whose dtype numpy code cannot read."""
@@ -101,7 +111,7 @@ class Torch(Backend):
         return None if torch.compiler.is_compiling() or private.is_observed() else self.host_view(x)
 
     def stop_gradient(self, x: torch.Tensor) -> torch.Tensor:
-        return x.detach()
+        return x.detach() if _is_followed(x) else x
 
     def add_derivative(
         self,
@@ -110,10 +120,7 @@ class Torch(Backend):
         x: torch.Tensor,
     ) -> torch.Tensor:
         """Skip the function where nothing follows it."""
-        is_followed = private.are_transforms_active() or private.is_forward_mode()
-        if is_followed or (x.requires_grad and torch.is_grad_enabled()):
-            value = super().add_derivative(value, function, x)
-        return value
+        return super().add_derivative(value, function, x) if _is_followed(x) else value
 
     def take_rows(self, table: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """Select without branching on sizes, which may be a compiler's symbols."""

@@ -1,0 +1,125 @@
+// Angles without whole turns, where frequencies or steps are arrays: the steps of
+// rope_xp/_rotation/products.py and turns.py. rotate.cpp has this in its namespace.
+#pragma once
+
+const int BITS = 11, GRID = 13, F_DIGITS = 8, TURN_DIGITS = 8, WEIGHTS = 5, TOP = 2;
+// 1 / (2 pi) in balanced digits n of base 2**11, of weight 2**(-11 n).
+const float RADIAN[] = {0, 326, -104, 439, 313, 131, -726, -31, 470};
+const double HIGH = 0x1.45f306ep-3, LOW = -0x1.b1bbead603d8bp-34;  // 1 / (2 pi) = HIGH + LOW
+const double TURN = 0x1p64;
+
+inline float unit_of(int weight) { return ldexpf(1, BITS * weight); }
+inline float take_fraction(float turns) { return turns - rintf(turns); }
+
+// The rotation by a digit of 1 of each weight 2, 1, ..., -2 is a + b turns: a on a grid.
+static void build_multipliers(float f, float* a, float* b, I step) {
+  float digits[F_DIGITS], turns[TURN_DIGITS];
+  if (!(fabsf(f) < 0x1p20f)) f = NAN;
+  for (int i = 0; i < F_DIGITS; i++) {
+    digits[i] = rintf(f * (1 / unit_of(1 - i)));
+    f -= digits[i] * unit_of(1 - i);
+  }
+  for (int n = 0; n < TURN_DIGITS; n++) {
+    turns[n] = 0;
+    for (int i = 0; i <= n && i < F_DIGITS; i++) turns[n] += digits[i] * RADIAN[n + 1 - i];
+  }
+  for (int n = TURN_DIGITS - 1; n > 0; n--) {
+    const float carry = rintf(turns[n] * unit_of(-1));
+    turns[n] -= carry * unit_of(1), turns[n - 1] += carry;
+  }
+  for (int w = 0; w < WEIGHTS; w++) {
+    float part[4];
+    for (int n = 1; n <= 4; n++) {
+      const int digit = TOP - w + n;
+      part[n - 1] = (digit < 0 ? 0 : turns[digit]) * unit_of(-n);
+    }
+    const float fraction = take_fraction(take_fraction(part[0]) + part[1]);
+    a[w * step] = rintf(fraction * (1 << GRID)) * (1.0f / (1 << GRID));
+    b[w * step] = (fraction - a[w * step]) + (part[2] + part[3]);
+  }
+}
+
+// The digits of a position, and what is left of it. Returns how many they are.
+static int split_position(const char* p, Dtype dtype, float* digits, float& rest) {
+  if (dtype == FLOAT32) {
+    memcpy(&rest, p, 4);
+    if (!(fabsf(rest) < (float)LIMIT)) rest = NAN;
+    for (int w = 0; w < WEIGHTS; w++) {
+      digits[w] = rintf(rest * (1 / unit_of(TOP - w)));
+      rest -= digits[w] * unit_of(TOP - w);
+    }
+    return WEIGHTS;
+  }
+  I x = read_integer(p, dtype);
+  const bool inside = x > -LIMIT && x < LIMIT;
+  for (int w = 2; w > 0; w--) {
+    const I digit = x & ((1 << BITS) - 1), carry = digit >> (BITS - 1);
+    digits[w] = (float)(digit - (carry << BITS)), x = (x >> BITS) + carry;
+  }
+  digits[0] = inside ? (float)x : NAN;
+  return 3;
+}
+
+static void multiply(const Products* job) {
+  const I n = job->count;
+  float *a = job->scratch, *b = a + WEIGHTS * job->components * n,
+        *exact = b + WEIGHTS * job->components * n, *rounded = exact + n;
+  for (I i = 0; i < job->components * n; i++)
+    build_multipliers(job->frequencies[i], a + i, b + i, job->components * n);
+  for (I row = 0; row < job->rows; row++) {
+    memset(exact, 0, 2 * n * sizeof(float));
+    for (I c = 0; c < job->components; c++) {
+      float digits[WEIGHTS], rest = 0;
+      const char* p = job->positions + (c * job->rows + row) * (job->dtype == INT64 ? 8 : 4);
+      const int found = split_position(p, job->dtype, digits, rest);
+      for (int w = 0; w < found; w++) {
+        const float digit = digits[w], *u = a + (w * job->components + c) * n,
+                    *v = b + (w * job->components + c) * n;
+        for (I j = 0; j < n; j++) {
+          exact[j] += take_fraction(digit * u[j]);
+          rounded[j] += digit * v[j];
+        }
+      }
+      if (found == WEIGHTS)
+        for (I j = 0; j < n; j++)
+          rounded[j] += rest * (job->frequencies[c * n + j] * (float)(0.5 / M_PI));
+    }
+    float *cos = job->cos + row * n, *sin = job->sin + row * n;
+    for (I j = 0; j < n; j++) {
+      const float quarters = rintf((exact[j] + rounded[j]) * 4);
+      const float x = ((exact[j] - quarters * 0.25f) + rounded[j]) * (float)(2 * M_PI);
+      const float whole = quarters - 4 * floorf(quarters * 0.25f);
+      const int32_t turns = whole == whole ? (int32_t)whole : 0;
+      const float square = x * x;
+      const float odd = evaluate(square, SINE + 4, 4), even = evaluate(square, COSINE + 3, 5);
+      const float s = x + (x * square) * odd, c = 1 + square * even;
+      const float swapped_c = turns & 1 ? s : c, swapped_s = turns & 1 ? c : s;
+      cos[j] = (turns + 1) & 2 ? -swapped_c : swapped_c;
+      sin[j] = turns & 2 ? -swapped_s : swapped_s;
+    }
+  }
+}
+
+// Truncated to an integer modulo 2**64, of numbers up to 2**63.
+inline uint64_t wrap(double x) { return x < 0x1p63 ? (uint64_t)(I)x : uint64_t(1) << 63; }
+
+template <class T> bool sum_rows(const Sums* job, const T* steps, T* angles, I first, I last) {
+  bool inside = true;
+  for (I t = first; t < last; t++)
+    for (I j = 0; j < job->inner; j++) {
+      const double x = (double)steps[t * job->inner + j];
+      inside &= fabs(x) < 0x1p16;
+      const double top = sizeof(T) == 8 ? (double)(float)x : x, turns = top * HIGH;
+      uint64_t step = wrap((turns - rint(turns)) * TURN) + wrap(top * (LOW * TURN));
+      if (sizeof(T) == 8) step += wrap((x - top) * ((HIGH + LOW) * TURN));
+      job->state[j] = (I)((uint64_t)job->state[j] + step);
+      angles[t * job->inner + j] = (T)((double)job->state[j] * (2 * M_PI / TURN));
+    }
+  return inside;
+}
+
+static bool sum(const Sums* job, I first, I last) {
+  if (job->dtype == FLOAT64)
+    return sum_rows(job, (const double*)job->steps, (double*)job->angles, first, last);
+  return sum_rows(job, (const float*)job->steps, (float*)job->angles, first, last);
+}
