@@ -1,7 +1,6 @@
 """Cumulative angles: sums of steps without whole turns."""
 
 import math
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,9 +13,6 @@ from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
 from rope_xp._rotation import turns
 from rope_xp.positions._sequences import parse_ends
-
-_BLOCK = 1 << 15
-"""Steps that fit a cache, with what is computed from them."""
 
 
 def cumulative_angles(
@@ -76,18 +72,22 @@ def cumulative_angles(
     ends, host_ends = _read_ends(backend, steps, axis, cu_seqlens)
     words = _read_state(backend, steps, axis, start, ends)
     constant = backend.stop_gradient(steps)
-    views: list[Any] = [backend.host_memory(x) for x in (constant, *(words or ()))]
-    if host_ends is None or any(view is None for view in views):
-        inside = xp.abs(constant) < turns.LARGEST
+    summed = None
+    if double and host_ends is not None:
+        wide = xp.astype(constant, dtype, copy=False)
+        summed = _sum_natively(backend, wide, axis, host_ends, words)
+    if summed is None:
+        inside = xp.abs(xp.astype(constant, dtype, copy=False)) < turns.LARGEST
+        valid = xp.all(inside, axis=axis, keepdims=True)
+        is_valid = backend.host_view(valid)
+        if is_valid is not None:
+            _check_range(bool(is_valid.all()))
         constant = xp.where(inside, constant, xp.zeros_like(constant))
         angles, words = _sum(backend, constant, axis, words, ends)
         angles = xp.astype(angles, dtype, copy=False)
-        nan, valid = xp.full_like(angles, math.nan), xp.all(inside, axis=axis, keepdims=True)
-        angles = xp.where(valid, angles, nan)
+        angles = xp.where(valid, angles, xp.full_like(angles, math.nan))
     else:
-        angles = xp.empty(shape, dtype=dtype, device=backend.device(steps))
-        state = _sum_on_host(axis, host_ends, backend.host_memory(angles), *views)
-        words = (backend.asarray(state, backend.device(steps)),)
+        angles, words = summed
 
     def sum_floats(x: Array) -> Array:
         # Sums of packed sequences are differences.
@@ -134,34 +134,26 @@ def _read_state(
     return (start,) if double else (start[..., 0], start[..., 1])
 
 
-def _sum_on_host(
-    axis: int, ends: np.ndarray, angles: Any, steps: np.ndarray, start: np.ndarray | None = None
-) -> np.ndarray:
-    """Write the angles, block by block, and return the state."""
-    library, lead = find.require_backend(steps, "steps"), (slice(None),) * axis
-    shape = (*steps.shape[:axis], len(ends) - 1, *steps.shape[axis + 1 :])
-    state = np.zeros(shape, np.int64) if start is None else start.astype(np.int64, order="C")
-    flat = math.prod(shape[:axis]), -1, math.prod(shape[axis + 1 :])
-    is_inside = None
-    if steps.size:
-        inputs = (
-            steps.astype(angles.dtype, copy=False).reshape(flat),
-            state.reshape(flat),
-            ends,
-            angles.reshape(flat),
-        )
-        is_inside = library.accumulate_on_host(*inputs)
-    if is_inside:
-        return state
-    rows = max(1, _BLOCK * steps.shape[axis] // max(1, steps.size))
-    for i, (first, last) in enumerate(pairwise(ends)):
-        total = state[(*lead, slice(i, i + 1))]
-        for row in range(first, last, rows):
-            block = (*lead, slice(row, min(row + rows, last)))
-            if is_inside is False or not (np.abs(steps[block]) < turns.LARGEST).all():
-                raise RopeError(f"steps must be finite, and below {turns.LARGEST:g} radians")
-            angles[block], (total[...],) = _sum(library, steps[block], axis, (total,), None)
-    return state
+def _sum_natively(
+    backend: Backend, steps: Array, axis: int, ends: np.ndarray, start: turns.Words | None
+) -> tuple[Array, turns.Words] | None:
+    """Return the angles and the state, None where nothing native sums."""
+    xp, before, after = backend.xp, tuple(steps.shape[:axis]), tuple(steps.shape[axis + 1 :])
+    outer, inner = math.prod(before), math.prod(after)
+    flat = xp.reshape(steps, (outer, steps.shape[axis], inner))
+    state = None if start is None else xp.reshape(start[0], (outer, len(ends) - 1, inner))
+    summed = backend.accumulate_natively(flat, state, ends)
+    if summed is None:
+        return None
+    angles, state, is_inside = summed
+    _check_range(is_inside)
+    state = xp.reshape(state, (*before, len(ends) - 1, *after))
+    return xp.reshape(angles, steps.shape), (state,)
+
+
+def _check_range(is_inside: bool) -> None:
+    if not is_inside:
+        raise RopeError(f"steps must be finite, and below {turns.LARGEST:g} radians")
 
 
 def _sum(

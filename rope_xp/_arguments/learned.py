@@ -119,9 +119,8 @@ def _compute_tables(
 
     p_constant, f_constant = p_owner.stop_gradient(positions), f_owner.stop_gradient(frequencies)
     tables = None
-    if not double:
-        p, f = p_owner.host_memory(p_constant), f_owner.host_memory(f_constant)
-        tables = _multiply_on_host(backend, device, p, f, batch + 1 if per_head else 0)
+    if not double and p_owner is f_owner is backend:
+        tables = _multiply_natively(backend, p_constant, f_constant, batch + 1 if per_head else 0)
     if tables is None:
         base = products.DOUBLE if double else products.SINGLE
         digits, weights, rest = products.split_positions(p_owner, p_constant, base)
@@ -149,34 +148,21 @@ def _compute_tables(
     return products.follow(backend.xp, *tables, pairs)
 
 
-def _multiply_on_host(
-    backend: Backend,
-    device: Device,
-    positions: np.ndarray | None,
-    frequencies: np.ndarray | None,
-    axes: int,
+def _multiply_natively(
+    backend: Backend, positions: Array, frequencies: Array, axes: int
 ) -> tuple[Array, Array] | None:
-    """Return cos and sin of arrays in host memory, with so many axes of rows; None if not native.
-
-    Float positions of 64 bits are split in their own dtype.
-    """
-    if positions is None or frequencies is None or frequencies.dtype == np.float64:
+    """Return cos and sin with so many axes of rows at least, None where nothing native does."""
+    xp, dtype = backend.xp, backend.dtype_name(positions)
+    # Positions of 64 bits are split in their own dtype.
+    if backend.dtype_name(frequencies) == "float64" or dtype in ("float64", "uint64"):
         return None
-    if positions.dtype not in (np.int32, np.int64):
-        if positions.dtype in (np.float64, np.uint64):
-            return None
-        is_integer = positions.dtype.kind in "biu"
-        positions = positions.astype(np.int64 if is_integer else np.float32)
-    frequencies = frequencies.astype(np.float32, copy=False)
-    rows, count = positions.shape[1:], positions.shape[0]
-    shape = ((1,) * (axes - len(rows)) + rows, frequencies.shape[1:])
-    cos, sin = (
-        backend.xp.empty((*shape[0], *shape[1]), dtype=backend.xp.float32, device=device)
-        for _ in "cs"
-    )
-    views = [backend.host_memory(table) for table in (cos, sin)]
-    if any(view is None for view in views):
+    if dtype not in ("int32", "int64", "float32"):
+        positions = xp.astype(positions, xp.float32 if dtype in FLOATS else xp.int64)
+    rows, columns = tuple(positions.shape[1:]), tuple(frequencies.shape[1:])
+    positions = xp.reshape(positions, (positions.shape[0], math.prod(rows)))
+    frequencies = xp.reshape(frequencies, (positions.shape[0], math.prod(columns)))
+    tables = backend.multiply_natively(positions, xp.astype(frequencies, xp.float32, copy=False))
+    if tables is None:
         return None
-    flat = [view.reshape(math.prod(rows), -1) for view in views if view is not None]
-    operands = positions.reshape(count, -1), frequencies.reshape(count, -1)
-    return (cos, sin) if backend.multiply_on_host(*operands, *flat) else None
+    shape = (*(1,) * (axes - len(rows)), *rows, *columns)
+    return xp.reshape(tables[0], shape), xp.reshape(tables[1], shape)

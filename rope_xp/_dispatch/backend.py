@@ -119,10 +119,6 @@ class Backend:
         """Return positions as a numpy array, None where reading them waits for a device."""
         return positions if self.host else None
 
-    def host_memory(self, x: Array) -> np.ndarray | None:
-        """Return x as a numpy array of the same memory; None if something records operations."""
-        return x if self.host else None
-
     def memory(self, x: Array) -> Memory | None:
         """Return the memory of x, None if it is unknown."""
         return None
@@ -205,23 +201,22 @@ class Backend:
         rows = self.xp.take(table, self.xp.reshape(indices, (-1,)), axis=0)
         return self.xp.reshape(rows, (*indices.shape, table.shape[1]))
 
-    def multiply_on_host(
-        self, positions: np.ndarray, frequencies: np.ndarray, cos: np.ndarray, sin: np.ndarray
-    ) -> bool:
-        """Write cos and sin of sums of products, as :mod:`rope_xp._rotation.products` has them.
+    def multiply_natively(self, positions: Array, frequencies: Array) -> tuple[Array, Array] | None:
+        """Return cos and sin of sums of products, as :mod:`rope_xp._rotation.products` has them.
 
-        ``positions`` are (components, rows), float32 ``frequencies`` (components, columns), and cos
-        and sin (rows, columns). Return False where nothing native does that.
+        ``positions``, int32, int64 or float32, are (components, rows), float32 ``frequencies``
+        (components, columns), and cos and sin (rows, columns). None where nothing native does that,
+        or something records it.
         """
-        return False
+        return None
 
-    def accumulate_on_host(
-        self, steps: np.ndarray, state: np.ndarray, ends: np.ndarray, angles: np.ndarray
-    ) -> bool | None:
-        """Write angles of sums of steps, (outer, tokens, inner), and add to their states.
+    def accumulate_natively(
+        self, steps: Array, state: Array | None, ends: np.ndarray
+    ) -> tuple[Array, Array, bool] | None:
+        """Return angles of sums of steps, states after them, and whether all steps are in range.
 
-        The states are (outer, sequences, inner). Return whether all steps are in range; None where
-        nothing native does that.
+        Steps and angles are (outer, tokens, inner), states (outer, sequences, inner). None where
+        nothing native does that, or something records it.
         """
         return None
 

@@ -1,29 +1,30 @@
-"""Angles of arrays of frequencies and of steps, on numpy arrays, by the native module."""
+"""Angles of arrays of frequencies and of steps, by the native module."""
+
+from typing import Any
 
 import numpy as np
 
 from . import native
-from .entry import describe
+from .native import Describe
 
 
 def multiply(
-    positions: np.ndarray, frequencies: np.ndarray, cos: np.ndarray, sin: np.ndarray
-) -> bool:
-    """See :meth:`rope_xp.backend.Backend.multiply_on_host`."""
-    dtypes = np.int32, np.int64, np.float32
-    if native.MISSING is not None or positions.dtype not in dtypes:
-        return False
-    contiguous = np.ascontiguousarray(positions), np.ascontiguousarray(frequencies)
-    native.module.multiply(*contiguous, cos, sin, describe)
-    return True
+    xp: Any, describe: Describe, positions: Any, frequencies: Any, **place: Any
+) -> tuple[Any, Any] | None:
+    """See :meth:`rope_xp.backend.Backend.multiply_natively`; of contiguous arrays."""
+    if native.MISSING is not None:
+        return None
+    shape = positions.shape[1], frequencies.shape[1]
+    cos, sin = (xp.empty(shape, dtype=xp.float32, **place) for _ in "cs")
+    native.module.multiply(positions, frequencies, cos, sin, describe)
+    return cos, sin
 
 
 def accumulate(
-    steps: np.ndarray, state: np.ndarray, ends: np.ndarray, angles: np.ndarray
-) -> bool | None:
-    """See :meth:`rope_xp.backend.Backend.accumulate_on_host`."""
-    if native.MISSING is not None or steps.dtype != angles.dtype:
+    xp: Any, describe: Describe, steps: Any, state: Any, ends: np.ndarray
+) -> tuple[Any, bool] | None:
+    """See :meth:`rope_xp.backend.Backend.accumulate_natively`; of contiguous arrays."""
+    if native.MISSING is not None:
         return None
-    inputs = np.ascontiguousarray(steps), state, np.ascontiguousarray(ends, np.int64)
-    inside: bool = native.module.accumulate(*inputs, angles, describe)
-    return inside
+    angles, ends = xp.empty_like(steps), np.ascontiguousarray(ends, np.int64)
+    return angles, native.module.accumulate(steps, state, ends, angles, describe)

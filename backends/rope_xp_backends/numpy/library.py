@@ -29,8 +29,20 @@ class Numpy(Backend):
         rotate_by_rope = native.module.rotate_by_rope
         rotate_by_tables = native.module.rotate_by_tables
         look_up_angles = native.module.look_up_angles
-    multiply_on_host = staticmethod(exact.multiply)
-    accumulate_on_host = staticmethod(exact.accumulate)
+
+    def multiply_natively(
+        self, positions: np.ndarray, frequencies: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray] | None:
+        inputs = np.ascontiguousarray(positions), np.ascontiguousarray(frequencies)
+        return exact.multiply(np, entry.describe, *inputs)
+
+    def accumulate_natively(
+        self, steps: np.ndarray, state: np.ndarray | None, ends: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, bool] | None:
+        shape = steps.shape[0], len(ends) - 1, steps.shape[2]
+        state = np.zeros(shape, np.int64) if state is None else np.array(state, np.int64, order="C")
+        summed = exact.accumulate(np, entry.describe, np.ascontiguousarray(steps), state, ends)
+        return summed and (summed[0], state, summed[1])
 
     def refusal(self, x: np.ndarray) -> str | None:
         """Reject matrices and masked arrays, whose ``*`` differs."""
