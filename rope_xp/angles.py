@@ -196,7 +196,7 @@ def look_up_cos_sin(rope: Rope, positions: Any, head_dim: int, dtype: Any) -> Co
 
 _SINGLE = np.empty(0, np.float32)
 _HOST: dict[Any, Any] = {None: _SINGLE, np.float32: _SINGLE, np.float64: np.empty(0)}
-"""Arrays of numpy with the dtype of cos and sin, by the dtype that is asked for."""
+"""Arrays of numpy with the dtype of cos and sin, by the dtype that was given."""
 
 
 def rotate_by_difference(

@@ -96,6 +96,8 @@ def test_zigzag_shares_the_work_of_a_causal_mask(shards, chunk):
 )
 def test_builders_under_compilers_take_traced_lengths(backend):
     ends = backend.make(np.array([0, 4, 4, 12], np.int32))
+    tokens = backend.run(lambda ends: positions.zigzag(12, 2, cu_seqlens=ends), ends)
+    assert backend.back(tokens).tolist() == [[0, 3, 4, 5, 10, 11], [1, 2, 6, 7, 8, 9]]
     packed = backend.run(lambda ends: positions.packed(ends, total=13), ends)
     assert backend.back(packed).tolist() == [*range(4), *range(8), 0]
 
@@ -124,7 +126,7 @@ def test_a_video_is_grids_in_a_row():
 
 def test_mrope_goes_on_from_a_start_and_by_seconds():
     whole = positions.mrope([3, (1, 2, 2), 4])
-    np.testing.assert_array_equal(positions.mrope([4]) + 5, whole[:, 7:])
+    np.testing.assert_array_equal(positions.mrope([4], start=5), whole[:, 7:])
     assert positions.mrope([(3, 1, 1)], interval=2.5)[0].tolist() == [0, 2, 5]
 
 
@@ -221,7 +223,9 @@ WRONG: list[tuple[str, Any]] = [
     ("total must be an integer; got 7.5", lambda: positions.packed([0, 3], total=7.5)),
     ("not decrease", lambda: positions.packed(np.array([0, 3, 2], np.uint64))),
     ("cu_seqlens is empty", lambda: positions.packed(np.array([], np.int64))),
+    ("start must be an integer", lambda: positions.mrope([3], start=1.5)),
     (r"spans\[0\] must be a number of tokens or", lambda: positions.mrope([(1, 2)])),
+    ("needs xp, the library", lambda: positions.grid(2, 3, device="cuda")),
     ("lengths must be a row of integers", lambda: positions.offsets([[3]])),
     ("mask must be booleans or integers, .*; got float", lambda: positions.from_mask([0.5])),
     (r"mask must be .*; got int64 of \(1, 1, 2\)", lambda: positions.from_mask([[[0, 1]]])),
