@@ -132,7 +132,7 @@ def apply_tables(
     backend = find.by_type.get(type(x)) or find.find_backend(x)
     if backend is not None:
         flags = how.ONE | how.GIVEN_COLUMNS | how.CHECK_COLUMNS | (how.INVERSE if inverse else 0)
-        call = layout, 0, rotary_offset, 0, x, None, cos, sin, axes, out, None, None, flags
+        call = layout, 0, rotary_offset, 0, x, None, cos, sin, axes, out, None, None, None, flags
         result = backend.rotate_by_tables(*call)
         if result is not None:
             return result  # type: ignore[no-any-return]  # same kind as x
@@ -195,7 +195,7 @@ def apply_frequencies(
     call = learned.apply_frequencies(q, k, positions, frequencies, layout, axes, out)
     if len(call.angles) == 1 and isinstance(call.angles[0], CosSin):
         tables = call.angles[0].cos, call.angles[0].sin
-        fields = layout, 0, 0, 0, q, k, *tables, axes, out, None, None, how.GIVEN_COLUMNS
+        fields = layout, 0, 0, 0, q, k, *tables, axes, out, None, None, None, how.GIVEN_COLUMNS
         results = call.backend.rotate_by_tables(*fields)
         if results is not None:
             return results[0], results[1]
@@ -261,7 +261,7 @@ def apply_angles(
     arguments = q, k, tables, k_tables, layout, axes, rotary_offset, out, norm
     backend = find.by_type.get(type(q)) or find.find_backend(q)
     if backend is not None and k_tables is None:
-        call = layout, 0, rotary_offset, 0, q, k, *tables, axes, out, norm, None, how.GIVEN_COLUMNS
+        call = layout, 0, rotary_offset, 0, q, k, *tables, axes, out, norm, None, None, how.GIVEN_COLUMNS
         results = backend.rotate_by_tables(*call)
         if results is not None:
             return results[0], results[1]

@@ -79,9 +79,8 @@ class Angles:
         >>> q, k = np.ones((1, 8, 3, 64)), np.ones((1, 2, 3, 64))
         >>> q_rotated, _ = rope_xp.RoPE().at([5, 6, 7], like=q).apply(q, k, axes="bhsd")
         """
-        cache = None if slots is None and cache_axes is None else (slots, cache_axes)
         tables = self.cos, self.sin
-        return self._rotate(q, k, tables, axes, out, norm, how.BOTH, cache)  # type: ignore[no-any-return]  # same kind
+        return self._rotate(q, k, tables, axes, out, norm, how.BOTH, slots, cache_axes)  # type: ignore[no-any-return]  # same kind
 
     def rotate(
         self,
@@ -130,20 +129,20 @@ class Angles:
         out: Any,
         norm: Any,
         flags: int,
-        cache: tuple[Any, str | None] | None = None,
+        slots: Any = None,
+        cache_axes: str | None = None,
     ) -> Any:
         rope, backend = self.rope, by_type.get(type(q)) or find_backend(q)
         components = rope.position_axes
         fits = components is None or len(components) == tables[0].shape[-1]
         if backend is not None and fits:
             slice_ = rope.layout, rope.rotary_dim, rope.rotary_offset
-            call = *slice_, 0, q, k, *tables, axes, out, norm, cache, flags
+            call = *slice_, 0, q, k, *tables, axes, out, norm, slots, cache_axes, flags
             results = backend.rotate_by_tables(*call)
             if results is not None:
                 return results
-        if cache is not None:
+        if slots is not None or cache_axes is not None:
             rotate = partial(self.apply, q, k, axes=axes, norm=norm)
-            slots, cache_axes = cache
             return rotate_into_slots(q, k, slots, axes, cache_axes, out, rotate)
         arrays = (q,) if flags & how.ONE else (q, k)
         arguments = rope, arrays, *tables, axes, out, flags & how.INVERSE != 0, read_norm(norm)
@@ -216,9 +215,9 @@ def rotate_by_difference(
         return None
     # cos and sin of the new angle are a pair, which the old one turns back.
     names = _BATCH_NAMES[: len(new.shape) - 2] + "sd"
-    call = new, None, *_halve(old), names, None, None, None, how.ONE | how.INVERSE
+    call = new, None, *_halve(old), names, None, None, None, None, how.ONE | how.INVERSE
     turned = backend.rotate_by_tables("half", None, 0, 0, *call)
     if turned is None:
         return None
-    call = x, None, *_halve(turned), axes, out, None, None, how.ONE
+    call = x, None, *_halve(turned), axes, out, None, None, None, how.ONE
     return backend.rotate_by_tables(layout, r, offset, 0, *call)

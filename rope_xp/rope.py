@@ -139,14 +139,13 @@ class RoPE(RopeFields):
         >>> q_rotated, k_rotated = rope.apply(q, k, [1000], axes="bhsd")
         """
         backend = by_type.get(type(q)) or find_backend(q)
-        cache = None if slots is None and cache_axes is None else (slots, cache_axes)
         if backend is not None:
             results = backend.rotate_by_rope(
-                self, q, k, positions, k_positions, axes, out, norm, cache, BOTH
+                self, q, k, positions, k_positions, axes, out, norm, slots, cache_axes, BOTH
             )
             if results is not None:
                 return results  # type: ignore[no-any-return]  # same kind as q and k
-        if cache is not None:
+        if slots is not None or cache_axes is not None:
             options = {"axes": axes, "k_positions": k_positions, "norm": norm}
             rotate = partial(self.apply, q, k, positions, **options)
             return rotate_into_slots(q, k, slots, axes, cache_axes, out, rotate)
@@ -227,7 +226,7 @@ class RoPE(RopeFields):
     ) -> ArrayT:
         backend = by_type.get(type(x)) or find_backend(x)
         if backend is not None:
-            call = self, x, None, positions, None, axes, out, norm, None, flags
+            call = self, x, None, positions, None, axes, out, norm, None, None, flags
             result = backend.rotate_by_rope(*call)
             if result is not None:
                 return result  # type: ignore[no-any-return]  # same kind as x

@@ -58,8 +58,8 @@ class Backend:
         """Run a call as it was written, or return None before anything is written.
 
         The slow path then takes it, which alone raises errors of arguments. ``call`` holds rope, q,
-        k, positions, k_positions, axes, out, norm, (slots, cache_axes) or None, and a sum of flags,
-        see :mod:`rope_xp._dispatch.how`.
+        k, positions, k_positions, axes, out, norm, slots, cache_axes, and a sum of flags, see
+        :mod:`rope_xp._dispatch.how`.
         """
         return None
 
@@ -68,7 +68,7 @@ class Backend:
 
         ``call`` holds layout, rotary_dim (0: as many components as there are columns),
         rotary_offset, the number of their form among ``COLUMN_FORMS``, q, k, cos, sin, axes, out,
-        norm, (slots, cache_axes) or None, and flags.
+        norm, slots, cache_axes, and flags.
         """
         return None
 

@@ -53,7 +53,7 @@ def _rotate(rotation: RecognizedRotation, norm: Any, *call: Any) -> Any:
         r = tables[0].shape[-1] if columns else 2 * tables[0].shape[-1]
         slice_ = rotation.layout, r, -r if rotation.trailing else 0, columns
         how = ONE if len(xs) == 1 else BOTH
-        arrays: Any = *xs[:1], xs[-1], *tables, axes, None, norm, None, how
+        arrays: Any = *xs[:1], xs[-1], *tables, axes, None, norm, None, None, how
         results = backend.rotate_by_tables(*slice_, *arrays)
         if results is not None:
             return results

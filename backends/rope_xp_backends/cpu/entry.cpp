@@ -114,7 +114,8 @@ struct Entry {
   Ref given;         // results, if they came in a list
   Entry() : buffers{} {}
   ~Entry() {
-    for (char* buffer : buffers) free(buffer);
+    for (char* buffer : buffers)
+      if (buffer) free(buffer);
   }
 };
 
@@ -211,8 +212,8 @@ bool copy_stepped(Entry& e) {
   return true;
 }
 
-// Reads q and k, and the results that are given. `slots` are None, or a pair of them and of the
-// names of axes of a cache, which is then the result of k.
+// Reads q and k, and the results that are given, of which the last is a cache where there are
+// slots.
 bool read_arrays(Entry& e, PyObject* q, PyObject* k, PyObject* names, PyObject*& out,
                  PyObject* slots, bool own_tokens) {
   if (!takes(e, q)) return false;
@@ -232,8 +233,7 @@ bool read_arrays(Entry& e, PyObject* q, PyObject* k, PyObject* names, PyObject*&
     if (!out) return false;
   }
   if (e.arrays > 1 && (!PyTuple_CheckExact(out) || PyTuple_Size(out) != 2)) return false;
-  if (e.to_slots && (e.arrays < 2 || !PyTuple_CheckExact(slots) || PyTuple_Size(slots) != 2))
-    return false;
+  if (e.to_slots && e.arrays < 2) return false;
   // Tensors that were made under inference_mode have no version, and are written only there.
   const bool tracked = e.library == TORCH && !is_true(ask(TORCH, IS_INFERENCE_ENABLED), false);
   for (int i = 0; i < e.arrays; i++) {
@@ -507,7 +507,8 @@ PyObject* decline() {
 
 // Runs calls whose sources of angles are read. Each has a place for tables, and `columns` as
 // read_angles takes them.
-PyObject* run_calls(Entry& e, PyObject* out, PyObject* slots, const Variant* variant, int columns) {
+PyObject* run_calls(Entry& e, PyObject* out, PyObject* slots, PyObject* cache_axes,
+                    const Variant* variant, int columns) {
   Ref made[2];
   for (int i = 0; i < e.arrays; i++) {
     if (e.outs[i]) continue;
@@ -518,8 +519,9 @@ PyObject* run_calls(Entry& e, PyObject* out, PyObject* slots, const Variant* var
   const Call& first = e.call[0];
   Call& last = e.call[e.calls - 1];
   if (e.to_slots) {
-    PyObject* given = PyTuple_GetItem(slots, 0);
-    if (PyLong_CheckExact(given) || !read_positions(e, given, 2, last.slots)) return decline();
+    if (PyLong_CheckExact(slots) || !read_positions(e, slots, 2, last.slots)) return decline();
+  } else if (cache_axes != Py_None) {
+    Py_RETURN_NONE;
   }
   if (out != Py_None && !can_write(e, first)) Py_RETURN_NONE;
   for (int i = 0; i < e.calls; i++) {
@@ -534,7 +536,7 @@ PyObject* run_calls(Entry& e, PyObject* out, PyObject* slots, const Variant* var
     }
     if (e.calls > 1 && call.weights > 1) call.weights = 1;
   }
-  if (e.to_slots && !place_slots(last, e.y[1], PyTuple_GetItem(slots, 1))) return decline();
+  if (e.to_slots && !place_slots(last, e.y[1], cache_axes)) return decline();
   for (int i = 0; i < e.calls; i++) {
     Call& call = e.call[i];
     if (!place_operands(call) || !read_angles(call, columns)) return decline();
@@ -555,17 +557,17 @@ PyObject* run_calls(Entry& e, PyObject* out, PyObject* slots, const Variant* var
 
 }  // namespace
 
-// rotate_by_rope(rope, q, k, positions, k_positions, axes, out, norm, slots, how): results, or
-// None.
+// rotate_by_rope(rope, q, k, positions, k_positions, axes, out, norm, slots, cache_axes, how):
+// results, or None.
 //
-// slots: None, or slots and the names of the axes of a cache, which is then the result of k. how: a
-// sum of ONE (q is an array alone, and k is not read), INVERSE, TRANSPOSED and RECORDED.
+// slots: None, or those of a cache with cache_axes, which is then the result of k. how: a sum of
+// ONE (q is an array alone, and k is not read), INVERSE, TRANSPOSED and RECORDED.
 PyObject* rotate_by_rope(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 10) return fail("rotate_by_rope takes ten arguments"), nullptr;
+  if (count != 11) return fail("rotate_by_rope takes eleven arguments"), nullptr;
   PyObject *rope = args[0], *positions = args[3], *k_positions = args[4], *out = args[6];
   PyObject* slots = args[8];
   Entry e;
-  e.how = (int)PyLong_AsLong(args[9]);
+  e.how = (int)PyLong_AsLong(args[10]);
   if (PyErr_Occurred()) return nullptr;
   const bool apart = k_positions != Py_None;
   if (!read_arrays(e, args[1], args[2], args[5], out, slots, apart)) return decline();
@@ -594,19 +596,19 @@ PyObject* rotate_by_rope(PyObject*, PyObject* const* args, Py_ssize_t count) {
     if (!read_positions(e, given, i, call.angle[0]) || !fit_positions(call, e.buffers[i], v))
       return decline();
   }
-  return run_calls(e, out, slots, &v, v.tables->components ? 0 : -1);
+  return run_calls(e, out, slots, args[9], &v, v.tables->components ? 0 : -1);
 }
 
 // rotate_by_tables(layout, rotary_dim, rotary_offset, columns, q, k, cos, sin, axes, out, norm,
-// slots, how): results, or None.
+// slots, cache_axes, how): results, or None.
 //
 // rotary_dim: None for all of head_dim, 0 for as many components as there are columns. columns: 0
 // for one a pair; 1 where the second half repeats the first, 2 where neighbours are equal.
 PyObject* rotate_by_tables(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 13) return fail("rotate_by_tables takes thirteen arguments"), nullptr;
+  if (count != 14) return fail("rotate_by_tables takes fourteen arguments"), nullptr;
   PyObject *layout = args[0], *out = args[9], *slots = args[11];
   Entry e;
-  e.how = (int)PyLong_AsLong(args[12]);
+  e.how = (int)PyLong_AsLong(args[13]);
   const long form = PyLong_AsLong(args[3]);
   if (PyErr_Occurred()) return nullptr;
   if (!PyUnicode_Check(layout) || !PyLong_CheckExact(args[2])) Py_RETURN_NONE;
@@ -649,7 +651,7 @@ PyObject* rotate_by_tables(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (!interleaved && !half && !mixed) Py_RETURN_NONE;
   set_layout(job, !half, interleaved, e.how);
   job.before = offset;
-  return run_calls(e, out, slots, nullptr, form == 2 ? 2 : 1);
+  return run_calls(e, out, slots, args[12], nullptr, form == 2 ? 2 : 1);
 }
 
 // look_up_angles(rope, positions, like, head_dim, inverse): cos and sin, side by side in an array

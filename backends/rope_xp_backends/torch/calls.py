@@ -15,7 +15,7 @@ def rotate_by_rope(*call: Any) -> Any:
     results = entry.native_rotate_by_rope(*call)
     if results is not None:
         return results
-    rope, q, k, positions, k_positions, axes, out, norm, _, how = call
+    rope, q, k, positions, k_positions, axes, out, norm, _, _, how = call
     if _is_on_gpu(q):
         from . import gpu_calls
 
@@ -34,7 +34,7 @@ def rotate_by_tables(*call: Any) -> Any:
     results = entry.native_rotate_by_tables(*call)
     if results is not None:
         return results
-    slice_, (q, k, cos, sin, axes, out, norm, _, how) = call[:4], call[4:]
+    slice_, (q, k, cos, sin, axes, out, norm, _, _, how) = call[:4], call[4:]
     if _is_on_gpu(q):
         from . import gpu_calls
 

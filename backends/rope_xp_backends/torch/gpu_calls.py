@@ -56,7 +56,7 @@ class Signature(NamedTuple):
 
 def rotate_by_rope(*call: Any) -> Any:
     """See :meth:`rope_xp.backend.Backend.rotate_by_rope`."""
-    rope, q, k, positions, k_positions, axes, out, norm, slots, how = call
+    rope, q, k, positions, k_positions, axes, out, norm, slots, _, how = call
     given = () if positions is None else (positions,)
     integral = all(type(p) is torch.Tensor and p.dtype in _INTEGERS for p in given)
     if k_positions is not None or slots is not None or not integral:
@@ -78,7 +78,7 @@ def rotate_by_rope(*call: Any) -> Any:
 
 def rotate_by_tables(*call: Any) -> Any:
     """See :meth:`rope_xp.backend.Backend.rotate_by_tables`."""
-    slice_, (q, k, cos, sin, axes, out, norm, slots, how) = call[:4], call[4:]
+    slice_, (q, k, cos, sin, axes, out, norm, slots, _, how) = call[:4], call[4:]
     arrays = (q,) if how & ONE else (q, k)
     inputs = cos, sin
     if (

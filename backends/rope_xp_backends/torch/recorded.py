@@ -72,7 +72,7 @@ def rotate_by_rope(rope: Any, q: Any, k: Any, positions: Any, axes: Any, how: in
     saved = copy_positions(positions) if need_gradients(arrays) else None
     if saved is None:
         return None
-    call = rope, q, k, positions, None, axes, None, None, None, how | RECORDED
+    call = rope, q, k, positions, None, axes, None, None, None, None, how | RECORDED
     results = entry.native_rotate_by_rope(*call)
     if results is None:
         return None
@@ -89,7 +89,7 @@ def transpose_rope(rope: Any, grads: Tensors, saved: Tensors, axes: Any, how: in
     positions = saved[0] if saved else None
     one = len(grads) == 1
     flags = (how | ONE if one else how) ^ TRANSPOSED
-    call = rope, grads[0], grads[-1], positions, None, axes, None, None, None, flags
+    call = rope, grads[0], grads[-1], positions, None, axes, None, None, None, None, flags
     results = require_backend(grads[0], "gradients").rotate_by_rope(*call)
     if results is not None:
         return (results,) if one else results
@@ -105,7 +105,7 @@ def rotate_by_tables(
     if not (need_gradients(arrays) and are_constant((cos, sin), q)):
         return None
     results = entry.native_rotate_by_tables(
-        *slice_, q, k, cos, sin, axes, None, None, None, how | RECORDED
+        *slice_, q, k, cos, sin, axes, None, None, None, None, how | RECORDED
     )
     if results is None:
         return None
@@ -123,7 +123,7 @@ def transpose_tables(
     """Return gradients rotated back by the same cos and sin."""
     one = len(grads) == 1
     flags = (how | ONE if one else how) ^ TRANSPOSED
-    call = *slice_, grads[0], grads[-1], *tables, axes, None, None, None, flags
+    call = *slice_, grads[0], grads[-1], *tables, axes, None, None, None, None, flags
     results = require_backend(grads[0], "gradients").rotate_by_tables(*call)
     if results is not None:
         return (results,) if one else results
