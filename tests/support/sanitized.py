@@ -20,7 +20,7 @@ def build(folder, sanitizer, level):
     common += ["-fno-sanitize-recover=all", f"-I{sysconfig.get_path('include')}"]
     common += [f"-Drope_xp_kernels_{i}=rope_xp_kernels_{level}" for i in (2, 3, 4, 5)]
     sources = ROOT / "backends" / "rope_xp_backends" / "cpu"
-    plain = dict.fromkeys(("entry", "call", "arrays", "module"), ())
+    plain = {path.stem: () for path in sources.glob("*.cpp") if path.stem != "rotate"}
     units = {"rotate": (f"-DLEVEL={level}", *KERNELS[level]), **plain}
     started = [
         subprocess.Popen(

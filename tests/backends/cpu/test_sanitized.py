@@ -10,6 +10,7 @@ from support.sanitized import build
 KERNELS = TESTS / "backends" / "cpu" / "test_kernels.py"
 THREADS = TESTS / "backends" / "cpu" / "test_threads.py"
 ENTRY = TESTS / "core" / "test_entry.py"
+MORE = TESTS / "core" / "test_slots.py", TESTS / "core" / "test_frequencies.py"
 FUZZ = TESTS / "fuzz"
 
 
@@ -22,6 +23,7 @@ FUZZ = TESTS / "fuzz"
             [
                 ("-k", "native and not torch", KERNELS),
                 (ENTRY,),
+                ("-k", "entry or lies or compared or native_", *MORE),
                 ("-m", "fuzz", "-k", "numpy and not chunked and not portable", FUZZ),
             ],
         ),
