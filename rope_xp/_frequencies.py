@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from rope_xp._arguments import fields, parse, table_forms
 from rope_xp._core import numbers
+from rope_xp._core.caches import cached
 from rope_xp._core.errors import RopeError
 from rope_xp._core.slices import slice_of
 from rope_xp._core.typing import Array, Device, Layout, Namespace
@@ -108,13 +109,9 @@ class RopeFields:  # noqa: PLW1641  # dataclass adds the hash
         n = numbers.check_positive_int("n", n)
         if self.scaling is None:
             return self
-        fixed: Scaling | None = self.scaling.for_length(n)
-        if fixed is None:  # which would drop it
-            raise RopeError(
-                f"{type(self.scaling).__name__}.for_length({n}) returned None; it must return a "
-                f"scaling, itself if it does not depend on the length; got {self.scaling!r}"
-            )
-        return self if fixed is self.scaling else replace(self, scaling=fixed)
+        is_ours = type(self.scaling).__module__.startswith("rope_xp.")
+        fixed: Self = (_find_fixed if is_ours else _fix_length)(self, n)
+        return fixed
 
     @property
     def attention_factor(self) -> float:
@@ -200,11 +197,11 @@ class RopeFields:  # noqa: PLW1641  # dataclass adds the hash
         >>> cos.dtype.name, cos.shape
         ('float32', (2, 2))
         """
-        head_dim = numbers.check_positive_int("head_dim", head_dim)
         if xp is None and device is None:
             tables = look_up_cos_sin(self, positions, head_dim, dtype)
             if tables is not None:
                 return tables
+        head_dim = numbers.check_positive_int("head_dim", head_dim)
         lookup, backend = parse.cos_sin(self, positions, head_dim, xp, device, dtype)
         cos, sin = backend.cos_sin(lookup)
         if dtype is None or cos.dtype == dtype:
@@ -276,6 +273,22 @@ class RopeFields:  # noqa: PLW1641  # dataclass adds the hash
             for table in table_forms.arrange(form, self.layout, cos, sin)
         )
         return tables[0] if len(tables) == 1 else tables
+
+
+@cached(64)
+def _find_fixed(rope: Any, n: int) -> Any:
+    """Return a rope for n tokens from a cache: a new one takes longer than many calls."""
+    return _fix_length(rope, n)
+
+
+def _fix_length(rope: Any, n: int) -> Any:
+    fixed: Scaling | None = rope.scaling.for_length(n)
+    if fixed is None:  # which would drop it
+        raise RopeError(
+            f"{type(rope.scaling).__name__}.for_length({n}) returned None; it must return a "
+            f"scaling, itself if it does not depend on the length; got {rope.scaling!r}"
+        )
+    return rope if fixed is rope.scaling else replace(rope, scaling=fixed)
 
 
 def initial_frequencies(rope: RopeFields, head_dim: int, heads: int = 1) -> NDArray[np.float64]:

@@ -178,18 +178,18 @@ def _halve(table: Array) -> CosSinPair:
 
 def look_up_cos_sin(rope: Rope, positions: Any, head_dim: int, dtype: Any) -> CosSinPair | None:
     """Return cos and sin of positions of any shape, None to leave them to the slow path."""
-    on_host = type(positions) in (np.ndarray, list, tuple, range)
-    like = _HOST.get(dtype) if on_host else positions
-    number = str(getattr(like, "dtype", "float"))
-    if like is None or (not on_host and (dtype is not None or "float" in number)):
+    like = positions
+    if type(positions) in (np.ndarray, list, tuple, range):
+        like = _HOST.get(dtype)
+    elif dtype is not None or "float" in str(getattr(like, "dtype", "float")):
         return None
-    backend = by_type.get(type(like)) or find_backend(like)
+    backend = None if like is None else by_type.get(type(like)) or find_backend(like)
     if backend is None:
         return None
     table = backend.look_up_angles(rope, positions, like, head_dim, False)
     if table is None:
         return None
-    axes = len(getattr(positions, "shape", "s")) - (rope.position_axes is not None)
+    axes = len(np.shape(positions)) - (rope.position_axes is not None)
     return _halve(table) if len(table.shape) == axes + 1 else None
 
 

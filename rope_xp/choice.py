@@ -80,14 +80,18 @@ class Choice:
         if owner.dtype_name(which) not in ("bool", *INTEGERS):
             raise TypeError(f"which must hold integers; got {owner.dtype_name(which)}")
         if owner.host:
-            self._check_range(which)
+            self._find_used(which)
+        object.__setattr__(self, "_host", which if owner.host else None)  # as an array
 
-    def _check_range(self, which: np.ndarray) -> None:
-        if which.size and not 0 <= which.min() <= which.max() < len(self.ropes):
+    def _find_used(self, which: np.ndarray) -> list[int]:
+        """Return the indices of ropes that sequences have, each once."""
+        used = sorted({*which.reshape(-1).tolist()})
+        if used and not 0 <= used[0] <= used[-1] < len(self.ropes):
             raise RopeError(
                 f"which must hold indices into ropes, from 0 to {len(self.ropes) - 1}; "
-                f"got {which.min()} to {which.max()}"
+                f"got {used[0]} to {used[-1]}"
             )
+        return used
 
     def at(self, positions: Positions, *, like: Array, head_dim: int | None = None) -> Angles:
         """Return the angles of positions, for each sequence from its own RoPE.
@@ -104,12 +108,17 @@ class Choice:
         >>> choice.at(np.arange(3), like=q).cos.shape
         (2, 3, 32)
         """
+        host: np.ndarray | None = vars(self)["_host"]
+        used = [] if host is None else self._find_used(host)
+        if host is not None and len(used) == 1:
+            angles = build_angles(self.ropes[used[0]], positions, like, head_dim)
+            if len(angles.cos.shape) == host.ndim + 2:
+                return angles
         backend = find.require_backend(like, "like")
         owner, which = parse.read_operand(backend, "like", like, "which", self.which)
-        host = owner.host_view(which)
-        chosen = range(len(self.ropes)) if host is None else sorted({*host.reshape(-1).tolist()})
-        if host is not None:
-            self._check_range(host)
+        if host is None and (host := owner.host_view(which)) is not None:
+            used = self._find_used(host)
+        chosen = range(len(self.ropes)) if host is None else used
         if owner.host and not backend.host:
             which = backend.asarray(which.astype(np.int32), backend.device(like))
         which = backend.integers(which)[..., None, None]

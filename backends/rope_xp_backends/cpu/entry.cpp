@@ -259,32 +259,48 @@ bool read_arrays(Entry& e, PyObject* q, PyObject* k, PyObject* names, PyObject*&
 
 // --- positions -----------------------------------------------------------------------------------
 
-// Whole numbers of Python: an int, or a flat list, tuple or range of them.
+bool is_sequence(PyObject* x) {
+  return PyList_CheckExact(x) || PyTuple_CheckExact(x) || Py_TYPE(x) == &PyRange_Type;
+}
+
+bool read_row(PyObject* items, I* to, Py_ssize_t count) {
+  for (Py_ssize_t i = 0; i < count; i++) {
+    PyObject* item = PyTuple_GetItem(items, i);
+    if (!item || !PyLong_CheckExact(item)) return PyErr_Clear(), false;
+    to[i] = PyLong_AsLongLong(item);
+    if (to[i] == -1 && PyErr_Occurred()) return PyErr_Clear(), false;
+  }
+  return true;
+}
+
+// Whole numbers of Python: an int, or a list, tuple or range of them, or of such rows.
 bool read_numbers(Entry& e, PyObject* numbers, int place, Array& x) {
   x.dtype = INT64, x.ndim = 1, x.shape[0] = 1, x.strides[0] = 8;
+  x.data = (char*)e.few[place];
   if (PyLong_CheckExact(numbers)) {
     e.few[place][0] = PyLong_AsLongLong(numbers);
-    x.data = (char*)e.few[place];
     if (PyErr_Occurred()) return PyErr_Clear(), false;
     return true;
   }
-  if (!PyList_CheckExact(numbers) && !PyTuple_CheckExact(numbers) &&
-      Py_TYPE(numbers) != &PyRange_Type)
-    return false;
-  const Py_ssize_t length = PySequence_Size(numbers);
-  if (length < 0 || length > MOST_NUMBERS) return PyErr_Clear(), false;
+  if (!is_sequence(numbers) || PySequence_Size(numbers) > MOST_NUMBERS) return false;
   Ref items(PySequence_Tuple(numbers));
   if (!items.object) return PyErr_Clear(), false;
-  const Py_ssize_t n = x.shape[0] = PyTuple_Size(items);
+  const Py_ssize_t rows = PyTuple_Size(items);
+  PyObject* first = rows ? PyTuple_GetItem(items, 0) : nullptr;
+  const bool nested = first && is_sequence(first);
+  const Py_ssize_t count = nested ? PySequence_Size(first) : rows, n = nested ? rows * count : rows;
+  if (n > MOST_NUMBERS) return false;
   const bool fits = n * sizeof(I) <= sizeof e.few[place];
   if (!fits && !(e.buffers[place] = (char*)malloc(n * sizeof(I)))) return false;
   I* to = fits ? e.few[place] : (I*)e.buffers[place];
-  x.data = (char*)to;
-  for (Py_ssize_t i = 0; i < n; i++) {
-    PyObject* item = PyTuple_GetItem(items, i);
-    if (!PyLong_CheckExact(item)) return false;
-    to[i] = PyLong_AsLongLong(item);
-    if (to[i] == -1 && PyErr_Occurred()) return PyErr_Clear(), false;
+  x.data = (char*)to, x.shape[0] = n;
+  if (!nested) return read_row(items, to, n);
+  x.ndim = 2, x.shape[0] = rows, x.shape[1] = count, x.strides[0] = 8 * count, x.strides[1] = 8;
+  for (Py_ssize_t i = 0; i < rows; i++) {
+    PyObject* row = PyTuple_GetItem(items, i);
+    if (!is_sequence(row) || PySequence_Size(row) != count) return false;
+    Ref inner(PySequence_Tuple(row));
+    if (!inner.object || !read_row(inner, to + i * count, count)) return PyErr_Clear(), false;
   }
   return true;
 }

@@ -11,31 +11,46 @@ const double TURN = 0x1p64;
 inline float unit_of(int weight) { return ldexpf(1, BITS * weight); }
 inline float take_fraction(float turns) { return turns - rintf(turns); }
 
-// The rotation by a digit of 1 of each weight 2, 1, ..., -2 is a + b turns: a on a grid.
-static void build_multipliers(float f, float* a, float* b, I step) {
-  float digits[F_DIGITS], turns[TURN_DIGITS];
-  if (!(fabsf(f) < 0x1p20f)) f = NAN;
+// The rotation by a digit of 1 of each of the first weights 2, 1, ..., -2 is a + b turns: a on a
+// grid. Frequencies are converted side by side.
+static void build_multipliers(const float* frequencies, I count, int weights, float* a, float* b,
+                              I step) {
+  const int N = 16;
+  typedef Vec<float, N> V;
+  auto round = [](V& x) __attribute__((always_inline)) {
+    for (int l = 0; l < N; l++) x[l] = rintf(x[l]);
+  };
+  V f = {}, digits[F_DIGITS], turns[TURN_DIGITS], part[4];
+  for (int l = 0; l < count; l++) f[l] = fabsf(frequencies[l]) < 0x1p20f ? frequencies[l] : NAN;
   for (int i = 0; i < F_DIGITS; i++) {
-    digits[i] = rintf(f * (1 / unit_of(1 - i)));
+    digits[i] = f * (1 / unit_of(1 - i));
+    round(digits[i]);
     f -= digits[i] * unit_of(1 - i);
   }
   for (int n = 0; n < TURN_DIGITS; n++) {
-    turns[n] = 0;
+    turns[n] = V{};
     for (int i = 0; i <= n && i < F_DIGITS; i++) turns[n] += digits[i] * RADIAN[n + 1 - i];
   }
   for (int n = TURN_DIGITS - 1; n > 0; n--) {
-    const float carry = rintf(turns[n] * unit_of(-1));
+    V carry = turns[n] * unit_of(-1);
+    round(carry);
     turns[n] -= carry * unit_of(1), turns[n - 1] += carry;
   }
-  for (int w = 0; w < WEIGHTS; w++) {
-    float part[4];
+  for (int w = 0; w < weights; w++) {
     for (int n = 1; n <= 4; n++) {
       const int digit = TOP - w + n;
-      part[n - 1] = (digit < 0 ? 0 : turns[digit]) * unit_of(-n);
+      part[n - 1] = (digit < 0 ? V{} : turns[digit]) * unit_of(-n);
     }
-    const float fraction = take_fraction(take_fraction(part[0]) + part[1]);
-    a[w * step] = rintf(fraction * (1 << GRID)) * (1.0f / (1 << GRID));
-    b[w * step] = (fraction - a[w * step]) + (part[2] + part[3]);
+    V fraction = part[0], whole = part[0], u;
+    round(whole);
+    fraction = (fraction - whole) + part[1], whole = fraction;
+    round(whole);
+    fraction -= whole, u = fraction * (1 << GRID);
+    round(u);
+    u *= 1.0f / (1 << GRID);
+    const V v = (fraction - u) + (part[2] + part[3]);
+    memcpy(a + w * step, &u, count * sizeof(float)),
+        memcpy(b + w * step, &v, count * sizeof(float));
   }
 }
 
@@ -64,8 +79,10 @@ static void multiply(const Products* job) {
   const I n = job->count;
   float *a = job->scratch, *b = a + WEIGHTS * job->components * n,
         *exact = b + WEIGHTS * job->components * n, *rounded = exact + n;
-  for (I i = 0; i < job->components * n; i++)
-    build_multipliers(job->frequencies[i], a + i, b + i, job->components * n);
+  const I all = job->components * n;
+  for (I i = 0; i < all; i += 16)
+    build_multipliers(job->frequencies + i, all - i < 16 ? all - i : 16,
+                      job->dtype == FLOAT32 ? WEIGHTS : 3, a + i, b + i, all);
   for (I row = 0; row < job->rows; row++) {
     memset(exact, 0, 2 * n * sizeof(float));
     for (I c = 0; c < job->components; c++) {

@@ -36,10 +36,6 @@ const double SINE[] = {
 const double COSINE[] = {1 / 20922789888000.0, -1 / 87178291200.0, 1 / 479001600.0, -1 / 3628800.0,
                          1 / 40320.0,          -1 / 720.0,         1 / 24.0,        -1 / 2.0};
 
-#if LEVEL != 5
-#include "exact.h"
-#endif
-
 #if defined(__AVX512F__)
 const int WIDTH = 64;  // bytes of a vector
 #elif defined(__AVX2__)
@@ -75,6 +71,10 @@ template <class E, int N> struct VectorOf {
 };
 template <class E, int N> using Vec = typename VectorOf<E, N>::type;
 template <int N> using Bits = Vec<uint32_t, N>;
+
+#if LEVEL != 5
+#include "exact.h"
+#endif
 
 // --- vectors in the dtype of arithmetic, and elements in memory ----------------------------------
 

@@ -58,7 +58,8 @@ def apply_op(arrays: Tensors, op_args: OpArgs) -> Tensors:
     back = op_args.with_angle_inputs(())._replace(inverse=not op_args.inverse)
 
     def rotate_back(grads: Tensors, saved: Tensors) -> Tensors:
-        return _bypass_dispatcher(grads, back.with_angle_inputs(saved))
+        op_args = back.with_angle_inputs(saved)
+        return run_kernel(None, grads, op_args) if is_unseen(grads) else apply_op(grads, op_args)
 
     with torch.no_grad():
         results = call_op(arrays, op_args)
@@ -72,12 +73,21 @@ def call_op(arrays: Tensors, op_args: OpArgs | tuple[Any, ...]) -> Tensors:
     return tuple(_rotate_pair(*arrays, *op_args))
 
 
-def _bypass_dispatcher(arrays: Tensors, op_args: OpArgs) -> Tensors:
-    """Run the operator without the dispatcher, which takes 10 us."""
-    plain = all(is_plain(x) and private.has_storage(x) for x in arrays)
-    if torch.is_grad_enabled() or private.is_observed() or not plain:
-        return apply_op(arrays, op_args)
-    return run_kernel(None, arrays, op_args)
+def is_unseen(tensors: Tensors) -> bool:
+    """Return whether nothing sees or records operations on tensors.
+
+    A kernel may then run without the dispatcher and the checks of an operator, which take 25 us.
+    """
+    if torch.compiler.is_compiling() or private.is_observed():
+        return False
+    records = torch.is_grad_enabled()
+    return all(
+        is_plain(x)
+        and private.has_storage(x)
+        and not private.is_functional(x)
+        and not (records and x.requires_grad)
+        for x in tensors
+    )
 
 
 # --- derivatives ---------------------------------------------------------------------------------

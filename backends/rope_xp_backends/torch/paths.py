@@ -71,7 +71,10 @@ def _call_operator(call: Call, *, on_gpu: bool = False) -> Tensors:
     for part in call.split(one_dtype=True):
         source = portable.for_kernel(part, part.angles[0], on_gpu=on_gpu)
         op_args, op_norm = build_op_args(source, part.spec), build_op_norm(part)
-        if op_norm is not None and part.out is not None:
+        others = op_args.angle_inputs if op_norm is None else op_args.angle_inputs + op_norm.weights
+        if op.is_unseen(part.arrays + (part.out or ()) + others):
+            results += op.run_kernel(part.out, part.arrays, op_args, op_norm)
+        elif op_norm is not None and part.out is not None:
             op.run_kernel(part.out, part.arrays, op_args, op_norm)
         elif op_norm is not None:
             results += norm.apply_op(part.arrays, op_args, op_norm)
