@@ -15,15 +15,14 @@ def rotate_by_rope(*call: Any) -> Any:
     results = entry.native_rotate_by_rope(*call)
     if results is not None:
         return results
-    rope, q, k, positions, k_positions, axes, out, norm, _, _, how = call
-    if _is_on_gpu(q):
+    if _is_on_gpu(call[1]):
         from . import gpu_calls
 
         return gpu_calls.rotate_by_rope(*call)
-    if q.requires_grad and out is None and norm is None and k_positions is None:
+    if call[6] is None and torch.is_grad_enabled():
         from . import recorded
 
-        return recorded.rotate_by_rope(rope, q, k, positions, axes, how)
+        return recorded.rotate_by_rope(*call)
     return None
 
 
@@ -34,15 +33,14 @@ def rotate_by_tables(*call: Any) -> Any:
     results = entry.native_rotate_by_tables(*call)
     if results is not None:
         return results
-    slice_, (q, k, cos, sin, axes, out, norm, _, _, how) = call[:4], call[4:]
-    if _is_on_gpu(q):
+    if _is_on_gpu(call[4]):
         from . import gpu_calls
 
         return gpu_calls.rotate_by_tables(*call)
-    if q.requires_grad and out is None and norm is None:
+    if call[9] is None and torch.is_grad_enabled():
         from . import recorded
 
-        return recorded.rotate_by_tables(slice_, q, k, cos, sin, axes, how)
+        return recorded.rotate_by_tables(*call)
     return None
 
 

@@ -25,7 +25,7 @@ from .library import Tensors, Torch, is_plain
 from .namespace import xp
 from .op_args import N_TENSORS, OpArgs, OpNorm
 from .op_checks import check_arguments, check_devices
-from .recorded import record
+from .recorded import RotateBack, record
 from .results import allocate_result, empty_result
 
 # Optional tensors and no lists of them, which the older vmap behind is_grads_batched cannot take.
@@ -55,15 +55,20 @@ def apply_op(arrays: Tensors, op_args: OpArgs) -> Tensors:
     if transformed or torch.compiler.is_compiling():
         return tuple(_Rotate.apply(*op_args, *arrays))
     op_args = op_args.with_copied_positions(arrays[0])
+    with torch.no_grad():
+        results = call_op(arrays, op_args)
+    return record(results, prepare_back(op_args), op_args.angle_inputs, arrays)
+
+
+def prepare_back(op_args: OpArgs) -> RotateBack:
+    """Return the function that rotates gradients back, by saved angle inputs."""
     back = op_args.with_angle_inputs(())._replace(inverse=not op_args.inverse)
 
     def rotate_back(grads: Tensors, saved: Tensors) -> Tensors:
         op_args = back.with_angle_inputs(saved)
         return run_kernel(None, grads, op_args) if is_unseen(grads) else apply_op(grads, op_args)
 
-    with torch.no_grad():
-        results = call_op(arrays, op_args)
-    return tuple(record(results, rotate_back, op_args.angle_inputs, arrays))
+    return rotate_back
 
 
 def call_op(arrays: Tensors, op_args: OpArgs | tuple[Any, ...]) -> Tensors:

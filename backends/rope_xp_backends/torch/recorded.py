@@ -7,48 +7,81 @@ compute a layer by one and then by the other.
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 
 from rope_xp._arguments.table_forms import COLUMN_FORMS, one_per_pair
+from rope_xp._core.call import NormSpec, RotationSpec
+from rope_xp._core.slices import slice_of
 from rope_xp._dispatch import choose
 from rope_xp._dispatch.find import require_backend
 from rope_xp._dispatch.how import CHECK_COLUMNS, ONE, RECORDED, TRANSPOSED, builders
+from rope_xp.norm import describe_norm, read_norm
 
-from . import entry
+from . import derivative, entry
 from .library import PLAIN, Tensors, is_plain
 
 RotateBack: TypeAlias = Callable[[Tensors, Tensors], Tensors]
 """Returns gradients, rotated back by saved positions, or cos and sin."""
+Grads: TypeAlias = tuple[torch.Tensor | None, ...]
 _INTEGERS = (torch.int64, torch.int32)
+FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 class _Record(torch.autograd.Function):
-    """A rotation is linear and its transpose is its inverse, so nothing but angles is saved."""
+    """Results that exist, and ``differentiate(gradients of them, saved tensors)``."""
 
     @staticmethod
     def forward(
         ctx: Any,
         results: Tensors,
-        rotate_back: RotateBack,
+        differentiate: Callable[[Grads, Tensors], Grads],
         saved: Tensors,
-        *_arrays: torch.Tensor,
+        *_inputs: torch.Tensor,
     ) -> Tensors:
         ctx.save_for_backward(*saved)
         ctx.set_materialize_grads(False)
-        ctx.rotate_back = rotate_back
+        ctx.differentiate = differentiate
         return results
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
+        return None, None, None, *ctx.differentiate(grads, ctx.saved_tensors)
+
+
+def record(results: Tensors, rotate_back: RotateBack, saved: Tensors, arrays: Tensors) -> Tensors:
+    """Return results as autograd records them: those of arrays, all of which require gradients.
+
+    A rotation is linear and its transpose is its inverse, so nothing but angles is saved.
+    """
+
+    def differentiate(grads: Grads, saved: Tensors) -> Grads:
         used = tuple([g for g in grads if g is not None])
-        rotated = iter(ctx.rotate_back(used, ctx.saved_tensors) if used else ())
-        return None, None, None, *[None if g is None else next(rotated) for g in grads]
+        rotated = iter(rotate_back(used, saved) if used else ())
+        return tuple([None if g is None else next(rotated) for g in grads])
+
+    return tuple(_Record.apply(results, differentiate, saved, *arrays))  # type: ignore[no-untyped-call]  # of torch
 
 
-def record(results: Tensors, rotate_back: RotateBack, saved: Tensors, arrays: Tensors) -> Any:
-    """Return results as autograd records them: those of arrays, all of which require gradients."""
-    recorded = _Record.apply(results, rotate_back, saved, *arrays)  # type: ignore[no-untyped-call]  # of torch
-    return tuple(recorded)
+def record_norm(
+    results: Tensors,
+    rotate_back: RotateBack,
+    saved: Tensors,
+    arrays: Tensors,
+    weights: Tensors,
+    spec: RotationSpec,
+) -> Tensors:
+    """Return results of normalized arrays, of which some or some weights require gradients."""
+
+    def differentiate(grads: Grads, tensors: Tensors) -> Grads:
+        n, angle_inputs, operands = len(grads), tensors[:count], tensors[count:]
+        pairs = zip(grads, operands, strict=False)
+        filled = tuple([torch.zeros_like(x) if g is None else g for g, x in pairs])
+        rotated = rotate_back(filled, angle_inputs)
+        return derivative.differentiate(operands[:n], operands[n:], rotated, spec)
+
+    count, inputs = len(saved), arrays + weights
+    return tuple(_Record.apply(results, differentiate, saved + inputs, *inputs))  # type: ignore[no-untyped-call]  # of torch
 
 
 def need_gradients(arrays: Tensors) -> bool:
@@ -59,29 +92,72 @@ def need_gradients(arrays: Tensors) -> bool:
 
 def copy_positions(positions: Any) -> Tensors | None:
     """Return positions to save, which the caller may overwrite; None for what is not saved here."""
+    kind = type(positions)
     if positions is None:
         return ()
-    if type(positions) is not torch.Tensor or positions.dtype not in _INTEGERS:
+    if kind is torch.Tensor:
+        is_read = positions.dtype in _INTEGERS and is_plain(positions)
+        return (positions.to(torch.int64, copy=True),) if is_read else None
+    if kind is np.ndarray:
+        copied = positions.astype(np.int64) if positions.dtype in (np.int32, np.int64) else None
+        return None if copied is None else (torch.from_numpy(copied),)
+    if kind not in (int, list, tuple, range):
         return None
-    return (positions.to(torch.int64, copy=True),) if is_plain(positions) else None
+    tensor = torch.tensor([positions] if kind is int else list(positions), device="cpu")
+    return (tensor,) if tensor.dtype is torch.int64 else None
 
 
-def rotate_by_rope(rope: Any, q: Any, k: Any, positions: Any, axes: Any, how: int) -> Any:
+def rotate_by_rope(*call: Any) -> Any:
     """Rotate as the entry does, and record it; None to leave that to the slow path."""
+    rope, q, k, positions, k_positions, axes, _, norm, _, _, how = call
     arrays = (q,) if how & ONE else (q, k)
-    saved = copy_positions(positions) if need_gradients(arrays) else None
+    if not all(type(x) in PLAIN for x in arrays):
+        return None
+    if not how & ONE and (k_positions is not None or q.requires_grad != k.requires_grad):
+        return None if norm is not None else _rotate_apart(call)
+    if norm is None and not need_gradients(arrays):
+        return None
+    saved = copy_positions(positions)
     if saved is None:
         return None
-    call = rope, q, k, positions, None, axes, None, None, None, None, how | RECORDED
-    results = entry.native_rotate_by_rope(*call)
+    results = entry.native_rotate_by_rope(*call[:-1], how | RECORDED)
     if results is None:
         return None
 
     def rotate_back(grads: Tensors, saved: Tensors) -> Tensors:
         return transpose_rope(rope, grads, saved, axes, how)
 
-    results = record((results,) if how & ONE else results, rotate_back, saved, arrays)
+    results = (results,) if how & ONE else results
+    if norm is None:
+        results = record(results, rotate_back, saved, arrays)
+    else:
+        spec, weights = _describe_norm(norm, arrays, *slice_of(rope, q.shape[-1]))
+        results = record_norm(results, rotate_back, saved, arrays, weights, spec)
     return results[0] if how & ONE else results
+
+
+def _rotate_apart(call: tuple[Any, ...]) -> Any:
+    """Rotate q and k in calls of their own: all results of one require a gradient, or none."""
+    rope, q, k, positions, k_positions, *rest, how = call
+    backend, results = require_backend(q, "q"), []
+    for x, given in ((q, positions), (k, positions if k_positions is None else k_positions)):
+        result = backend.rotate_by_rope(rope, x, None, given, None, *rest, how | ONE)
+        if result is None:
+            return None
+        results.append(result)
+    return tuple(results)
+
+
+def _describe_norm(
+    norm: Any, arrays: Tensors, rotary_dim: int, rotary_offset: int
+) -> tuple[RotationSpec, Tensors]:
+    """Return a rotation, as far as the derivative of its norm reads it, and the weights."""
+    norm = read_norm(norm)
+    weights = describe_norm(norm, len(arrays))[1]
+    over_slice = bool(weights) and weights[0].shape[0] != arrays[0].shape[-1]
+    spec = NormSpec(norm.eps, norm.offset, False, over_slice)
+    axes: Any = None
+    return RotationSpec(axes, "half", rotary_dim, rotary_offset, False, spec), weights
 
 
 def transpose_rope(rope: Any, grads: Tensors, saved: Tensors, axes: Any, how: int) -> Tensors:
@@ -97,15 +173,22 @@ def transpose_rope(rope: Any, grads: Tensors, saved: Tensors, axes: Any, how: in
     return choose.run(back)
 
 
-def rotate_by_tables(
-    slice_: tuple[Any, ...], q: Any, k: Any, cos: Any, sin: Any, axes: Any, how: int
-) -> Any:
+def rotate_by_tables(*call: Any) -> Any:
     """Do the same by cos and sin, of which no gradient is recorded."""
+    slice_, (q, k, cos, sin, axes, _, norm, _, _, how) = call[:4], call[4:]
     arrays = (q,) if how & ONE else (q, k)
-    if not (need_gradients(arrays) and are_constant((cos, sin), q)):
+    if not all(type(x) in PLAIN for x in arrays):
+        return None
+    if norm is None and not need_gradients(arrays):
+        return None
+    if not all(type(t) is torch.Tensor and t.dtype in FLOATS for t in (cos, sin)):
+        return None
+    dtype = torch.float64 if q.dtype is torch.float64 else torch.float32
+    tables = cos.to(dtype), sin.to(dtype)
+    if not are_constant(tables, q):
         return None
     results = entry.native_rotate_by_tables(
-        *slice_, q, k, cos, sin, axes, None, None, None, None, how | RECORDED
+        *slice_, q, k, *tables, axes, None, norm, None, None, how | RECORDED
     )
     if results is None:
         return None
@@ -113,7 +196,14 @@ def rotate_by_tables(
     def rotate_back(grads: Tensors, saved: Tensors) -> Tensors:
         return transpose_tables(slice_, grads, saved, axes, how)
 
-    results = record((results,) if how & ONE else results, rotate_back, (cos, sin), arrays)
+    results = (results,) if how & ONE else results
+    if norm is None:
+        results = record(results, rotate_back, tables, arrays)
+    else:
+        pairs = cos.shape[-1] // (2 if slice_[3] else 1)
+        offset = slice_[2] + q.shape[-1] * (slice_[2] < 0)
+        spec, weights = _describe_norm(norm, arrays, 2 * pairs, offset)
+        results = record_norm(results, rotate_back, tables, arrays, weights, spec)
     return results[0] if how & ONE else results
 
 

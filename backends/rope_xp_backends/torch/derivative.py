@@ -1,0 +1,60 @@
+"""The derivative of RMSNorm."""
+
+from typing import Any
+
+import torch
+
+from rope_xp._core.call import RotationSpec
+
+from .library import Tensors
+
+CHUNK = 1 << 18
+"""Elements differentiated at once, so that what is computed in between stays in cache."""
+
+
+def differentiate(
+    arrays: Tensors, weights: Tensors, grads: Tensors, spec: RotationSpec
+) -> tuple[torch.Tensor | None, ...]:
+    """Return the gradients of arrays and of weights, from those of the normalized arrays."""
+    d_arrays, d_weights = [], []
+    for x, weight, d_y in zip(arrays, weights or (None,) * len(arrays), grads, strict=True):
+        d_x, d_weight = _differentiate_one(x, weight, d_y, spec)
+        d_arrays.append(d_x)
+        d_weights += [] if weight is None else [d_weight]
+    return *d_arrays, *d_weights
+
+
+def _differentiate_one(
+    x: torch.Tensor, weight: Any, grad: torch.Tensor, spec: RotationSpec
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the gradients of x and of its weight, from that of the normalized array."""
+    axis, chunks = 0, [(x, grad)]
+    if not (torch.is_grad_enabled() or torch.compiler.is_compiling()) and x.numel() > CHUNK:
+        axis = max(range(x.ndim - 1), key=lambda i: x.shape[i])
+        step = max(CHUNK * x.shape[axis] // x.numel(), 1)
+        chunks = [*zip(torch.split(x, step, axis), torch.split(grad, step, axis), strict=True)]
+    parts = [_differentiate_chunk(y, g, weight, spec) for y, g in chunks]
+    d_x = torch.cat([part[0] for part in parts], axis)
+    return d_x, None if weight is None else sum(part[1] for part in parts).to(weight.dtype)
+
+
+# n = x * f; d_x = f * (w * g - n * mean(w * g * n)); d_w = sum(g * n)
+def _differentiate_chunk(
+    x: torch.Tensor, grad: torch.Tensor, weight: Any, spec: RotationSpec
+) -> tuple[torch.Tensor, Any]:
+    dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
+    norm: Any = spec.norm
+    first, end = spec.rotary_offset, spec.rotary_offset + spec.rotary_dim
+    y, g = x, grad  # batched gradients cannot be sliced as a whole
+    if norm.over_slice:
+        y, g = x[..., first:end], grad[..., first:end]
+    y, g = y.to(dtype), g.to(dtype)
+    factor = torch.rsqrt((y * y).mean(-1, keepdim=True) + norm.eps)
+    y, d_weight = y * factor, None
+    if weight is not None:
+        d_weight = (g * y).sum(tuple(range(x.ndim - 1)))
+        g = g * (weight.to(dtype) + norm.weight_offset)
+    d_x = (factor * (g - y * (g * y).mean(-1, keepdim=True))).to(x.dtype)
+    if norm.over_slice:
+        d_x = torch.cat([grad[..., :first], d_x, grad[..., end:]], -1)
+    return d_x, d_weight
