@@ -21,6 +21,9 @@ from rope_xp._rotation.frequencies import inverse_frequencies
 from rope_xp.angles import look_up_cos_sin
 from rope_xp.scaling import Axial, Scaling, _axial, _base
 
+_TABLE_ROWS = 512
+"""Rows of a table that are computed at once: in float64, they stay in a cache."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RopeFields:  # noqa: PLW1641  # dataclass adds the hash
@@ -197,8 +200,8 @@ class RopeFields:  # noqa: PLW1641  # dataclass adds the hash
         >>> cos.dtype.name, cos.shape
         ('float32', (2, 2))
         """
-        if xp is None and device is None:
-            tables = look_up_cos_sin(self, positions, head_dim, dtype)
+        if device is None:
+            tables = look_up_cos_sin(self, positions, head_dim, dtype, xp)
             if tables is not None:
                 return tables
         head_dim = numbers.check_positive_int("head_dim", head_dim)
@@ -264,14 +267,17 @@ class RopeFields:  # noqa: PLW1641  # dataclass adds the hash
                 "table is computed on the host in float64, which cannot be compiled; call it once "
                 "outside of the compiled function, and pass the table as an argument"
             )
-        positions = np.arange(length)
-        if self.position_axes is not None:
-            positions = np.broadcast_to(positions, (max(self.position_axes) + 1, length))
-        cos, sin = self.cos_sin(positions, head_dim, dtype=np.float64)
-        tables = tuple(
-            table_forms.round_once(backend, table, device, dtype)
-            for table in table_forms.arrange(form, self.layout, cos, sin)
-        )
+        components = () if self.position_axes is None else (max(self.position_axes) + 1,)
+        hosts: list[NDArray[Any]] = []
+        for start in range(0, length, _TABLE_ROWS):
+            positions = np.arange(start, min(start + _TABLE_ROWS, length))
+            positions = np.broadcast_to(positions, (*components, *positions.shape))
+            exact = self.cos_sin(positions, head_dim, dtype=np.float64)
+            blocks = table_forms.arrange(form, self.layout, *exact)
+            hosts = hosts or [table_forms.empty(backend, x, length, dtype) for x in blocks]
+            for host, block in zip(hosts, blocks, strict=True):
+                table_forms.round_into(host[start : start + len(block)], block, backend, dtype)
+        tables = tuple([table_forms.finish(backend, host, device, dtype) for host in hosts])
         return tables[0] if len(tables) == 1 else tables
 
 

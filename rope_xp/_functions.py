@@ -261,7 +261,21 @@ def apply_angles(
     arguments = q, k, tables, k_tables, layout, axes, rotary_offset, out, norm
     backend = find.by_type.get(type(q)) or find.find_backend(q)
     if backend is not None and k_tables is None:
-        call = layout, 0, rotary_offset, 0, q, k, *tables, axes, out, norm, None, None, how.GIVEN_COLUMNS
+        call = (
+            layout,
+            0,
+            rotary_offset,
+            0,
+            q,
+            k,
+            *tables,
+            axes,
+            out,
+            norm,
+            None,
+            None,
+            how.GIVEN_COLUMNS,
+        )
         results = backend.rotate_by_tables(*call)
         if results is not None:
             return results[0], results[1]

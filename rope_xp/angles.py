@@ -15,7 +15,7 @@ from rope_xp._core.protocols import Rope
 from rope_xp._core.pytrees import PYTREE_CLASSES
 from rope_xp._core.typing import Array, ArrayT
 from rope_xp._dispatch import choose, how
-from rope_xp._dispatch.find import by_type, find_backend
+from rope_xp._dispatch.find import by_type, find_backend, require_backend_of_namespace
 from rope_xp.norm import QKNorm, read_norm
 
 CosSinPair: TypeAlias = tuple[Array, Array]
@@ -176,12 +176,18 @@ def _halve(table: Array) -> CosSinPair:
     return table[..., :pairs], table[..., pairs:]
 
 
-def look_up_cos_sin(rope: Rope, positions: Any, head_dim: int, dtype: Any) -> CosSinPair | None:
+def look_up_cos_sin(
+    rope: Rope, positions: Any, head_dim: int, dtype: Any, xp: Any
+) -> CosSinPair | None:
     """Return cos and sin of positions of any shape, None to leave them to the slow path."""
     like = positions
     if type(positions) in (np.ndarray, list, tuple, range):
-        like = _HOST.get(dtype)
-    elif dtype is not None or "float" in str(getattr(like, "dtype", "float")):
+        if xp in (None, np):
+            like = _HOST.get(dtype)
+        else:
+            library = require_backend_of_namespace(xp)
+            like = None if dtype else library.xp.empty((0,), dtype=library.xp.float32)
+    elif xp is not None or dtype is not None or "float" in str(getattr(like, "dtype", "float")):
         return None
     backend = None if like is None else by_type.get(type(like)) or find_backend(like)
     if backend is None:

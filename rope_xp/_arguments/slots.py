@@ -11,6 +11,7 @@ from rope_xp._arguments.axes import parse_axes
 from rope_xp._arguments.out import check_out
 from rope_xp._core.dtypes import INTEGERS
 from rope_xp._core.errors import RopeError
+from rope_xp._core.memory import overlaps_itself
 from rope_xp._core.typing import Array
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
@@ -25,22 +26,47 @@ def move_slots(
     cache: Array, slots: Any, axes: str | None, out: Any, move: Callable[[Array], Array]
 ) -> Array:
     """Return the cache with moved keys in these slots, written to ``out`` if there is one."""
-    backend, where, _ = parse.check_arrays((cache,), axes)
-    axis = where.tokens
-    _check_takes_slots(backend)
-    slots, on_host = _check_slots(backend, cache, slots, cache.shape[axis])
-    outs = check_out(backend, (cache,), out, [("slots", None if on_host else slots)])
-    slots = backend.asarray(slots, backend.device(cache)) if on_host else slots
+    backend = find.require_backend(cache, "x")
+    axis = parse_axes(axes, len(cache.shape), "x").tokens
+    if not (out is cache and _are_few(backend, cache, slots, axis)):
+        backend, _, _ = parse.check_arrays((cache,), axes)
+        _check_takes_slots(backend)
+        slots, on_host = _check_slots(backend, cache, slots, cache.shape[axis])
+        check_out(backend, (cache,), out, [("slots", None if on_host else slots)])
+        slots = backend.asarray(slots, backend.device(cache)) if on_host else slots
     xp = backend.xp
-    keys = xp.take(cache, slots, axis=axis)
+    if backend.assigns_by_index and not backend.is_compiling():
+        keys = cache[(*(slice(None),) * axis, slots)]
+    else:
+        keys = xp.take(cache, slots, axis=axis)
     if backend.dtype_name(cache) == "float32" and backend.has_float64(cache):
         keys = xp.astype(keys, xp.float64)  # as rounding accumulates
     keys = xp.astype(move(keys), cache.dtype, copy=False)
-    if outs is None:
+    if out is None:
         return backend.replace_slots(cache, axis, slots, keys)
     if out is not cache:
         backend.write(out, cache)
     return backend.write_slots(out, axis, slots, keys)
+
+
+def _are_few(backend: Backend, cache: Array, slots: Any, axis: int) -> bool:
+    """Return whether a cache can be written to, in few slots that are right.
+
+    To check slots as arrays takes longer than to move a key. False leaves that to later checks.
+    """
+    if not backend.assigns_by_index or backend.sharded_executor or backend.is_compiling():
+        return False
+    host = np.asarray(slots) if type(slots) is list else None
+    if host is None and type(slots) in (np.ndarray, type(cache)):
+        host = backend.host_view(slots)
+    if host is None or host.ndim != 1 or not 0 < host.size <= FEW or host.dtype.kind not in "iu":
+        return False
+    numbers, memory = host.tolist(), backend.memory(cache)
+    if not 0 <= min(numbers) <= max(numbers) < cache.shape[axis]:
+        return False
+    if len({*numbers}) < len(numbers) or memory is None or overlaps_itself(memory):
+        return False
+    return memory.writeable and backend.unwritable_reason(cache, cache) is None
 
 
 def rotate_into_slots(

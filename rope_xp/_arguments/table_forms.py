@@ -97,6 +97,9 @@ def arrange(
 ) -> tuple[NDArray[Any], ...]:
     """Return the one or two tables of a form, in float64, from cos and sin (positions, r/2)."""
     if form == "vllm":
+        both = cos.base if cos.base is sin.base else None  # side by side, as they are looked up
+        if both is not None and both.shape == (*cos.shape[:-1], 2 * cos.shape[-1]):
+            return (both,)
         return (np.concatenate([cos, sin], axis=-1),)
     if form == "complex":
         return (cos + 1j * sin,)
@@ -109,18 +112,35 @@ def arrange(
     return (doubled(np, np.arctan2(sin, cos), columns)[:, None, None, :],)
 
 
-def round_once(backend: Backend, host: NDArray[Any], device: Device | None, dtype: Any) -> Array:
-    """Return a table of float64 or complex128 as an array of a library, rounded once."""
+def empty(backend: Backend, block: NDArray[Any], length: int, dtype: Any) -> NDArray[Any]:
+    """Return host memory for so many rows like those of a block."""
+    name = _name_dtype(backend, block, dtype)
+    return np.empty((length, *block.shape[1:]), np.float32 if name in _NARROW else name)
+
+
+def round_into(host: NDArray[Any], exact: NDArray[Any], backend: Backend, dtype: Any) -> None:
+    """Write rows of float64 or complex128 so that :func:`finish` rounds them once at most."""
+    # Libraries go to 16 bits by way of float32, and would round twice.
+    is_narrow = dtype is not None and _name_dtype(backend, exact, dtype) in _NARROW
+    host[...] = _round_to_odd(exact) if is_narrow else exact
+
+
+def finish(backend: Backend, host: NDArray[Any], device: Device | None, dtype: Any) -> Array:
+    """Return rounded rows as an array of a library."""
+    table = backend.asarray(host, device)
+    if dtype is None or _name_dtype(backend, host, dtype) not in _NARROW:
+        return table
+    return backend.xp.astype(table, dtype)
+
+
+def _name_dtype(backend: Backend, host: NDArray[Any], dtype: Any) -> str:
     dtypes, default = (_COMPLEX, "complex64") if host.dtype.kind == "c" else (_REAL, "float32")
     if dtype is None:
-        return backend.asarray(host.astype(default), device)
+        return default
     name = backend.dtype_name(backend.xp.empty((0,), dtype=dtype))
     if name not in dtypes:
         raise RopeError(f"dtype must be one of {', '.join(dtypes)} for this form; got {dtype!r}")
-    if name not in _NARROW:
-        return backend.asarray(host.astype(name, copy=False), device)
-    # Libraries go to 16 bits by way of float32, and would round twice.
-    return backend.xp.astype(backend.asarray(_round_to_odd(host), device), dtype)
+    return name
 
 
 def _round_to_odd(exact: NDArray[np.float64]) -> NDArray[np.float32]:

@@ -112,7 +112,8 @@ class Torch(Backend):
 
         Not even those of an axis of length 1, which numpy calls contiguous.
         """
-        return torch.tensor(host.copy(), device=device)
+        is_plain = host.flags.writeable and host.flags.c_contiguous and 1 not in host.shape
+        return torch.tensor(host if is_plain else host.copy(), device=device)
 
     def arange(self, n: int, device: torch.device) -> torch.Tensor:
         """Take n as it is: torch.compile passes a symbol."""
