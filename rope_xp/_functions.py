@@ -192,7 +192,12 @@ def apply_frequencies(
     >>> cells = positions.grid(2, 3)
     >>> q_rotated, k_rotated = rope_xp.apply_frequencies(q, k, cells, frequencies, layout="half")
     """
-    call = learned.apply_frequencies(q, k, positions, frequencies, layout, axes, out)
+    call, product = learned.apply_frequencies(q, k, positions, frequencies, layout, axes, out)
+    if product is not None:
+        recorded = call.backend.record_product(call, product.positions, product.frequencies)
+        if recorded is not None:
+            return recorded[0], recorded[1]
+        return choose.run(learned.follow_frequencies(call, product))
     if len(call.angles) == 1 and isinstance(call.angles[0], CosSin):
         tables = call.angles[0].cos, call.angles[0].sin
         fields = layout, 0, 0, 0, q, k, *tables, axes, out, None, None, None, how.GIVEN_COLUMNS

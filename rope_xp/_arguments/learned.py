@@ -1,7 +1,9 @@
 """From positions and arrays of frequencies to a checked Call."""
 
 import math
-from typing import Any
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,7 +15,7 @@ from rope_xp._core.dtypes import FLOATS, INTEGERS
 from rope_xp._core.errors import RopeError
 from rope_xp._core.slices import resolve_slice
 from rope_xp._core.typing import Array, Device, Layout
-from rope_xp._dispatch import find
+from rope_xp._dispatch import find, how
 from rope_xp._dispatch.backend import Backend
 from rope_xp._rotation import products
 from rope_xp._rotation.angles import with_axes
@@ -21,10 +23,22 @@ from rope_xp._rotation.angles import with_axes
 _SHAPES = "(r/2,), (heads, r/2) or (components, heads, r/2)"
 
 
+class Product(NamedTuple):
+    """Positions and frequencies that something learns, with a leading axis of components."""
+
+    positions: Array
+    frequencies: Array
+    follow: Callable[[], tuple[Array, Array]]
+    """Returns cos and sin whose derivatives are those of the product."""
+
+
 def apply_frequencies(
     q: Array, k: Array, positions: Any, frequencies: Any, layout: Layout, axes: Any, out: Any
-) -> Call:
-    """Return the call that rotates q and k by the products of positions and frequencies."""
+) -> tuple[Call, Product | None]:
+    """Return the call that rotates q and k by the products of positions and frequencies.
+
+    Its angles are constants. The product is returned where derivatives follow one of its factors.
+    """
     fields.check_layout(layout)
     backend, where, doubles = parse.check_arrays((q, k), axes)
     frequencies = _check_frequencies(backend, q, frequencies)
@@ -45,9 +59,27 @@ def apply_frequencies(
     if not components:
         positions, frequencies = positions[None, ...], frequencies[None, ...]
     target = (backend, backend.device(q), any(doubles))
-    tables = _compute_tables(target, positions, frequencies, len(where.batch), per_head)
+    tables, follow = _compute_tables(target, positions, frequencies, len(where.batch), per_head)
     angles = parse_tables.cast_tables(backend, tables, doubles)
-    return Call(backend, (q, k), angles, out, RotationSpec(where, layout, *slice_, False))
+    call = Call(backend, (q, k), angles, out, RotationSpec(where, layout, *slice_, False))
+    return call, None if follow is None else Product(positions, frequencies, follow)
+
+
+def follow_frequencies(call: Call, product: Product) -> Call:
+    """Return the call by cos and sin that derivatives follow."""
+    backend = call.backend
+    doubles = [backend.dtype_name(x) == "float64" for x in call.arrays]
+    return replace(call, angles=parse_tables.cast_tables(backend, product.follow(), doubles))
+
+
+def _build_followed(
+    q: Array, k: Array, positions: Any, frequencies: Any, layout: Layout, axes: Any
+) -> Call:
+    call, product = apply_frequencies(q, k, positions, frequencies, layout, axes, None)
+    return call if product is None else follow_frequencies(call, product)
+
+
+how.builders["apply_frequencies"] = _build_followed
 
 
 def _check_frequencies(backend: Backend, q: Array, frequencies: Any) -> Array:
@@ -96,10 +128,11 @@ def _compute_tables(
     frequencies: Array,
     batch: int,
     per_head: bool,
-) -> tuple[Array, Array]:
+) -> tuple[tuple[Array, Array], Callable[[], tuple[Array, Array]] | None]:
     """Return cos and sin, (batch..., tokens, r/2), or ``per_head`` (batch..., tokens, heads, r/2).
 
-    Positions and frequencies have a leading axis of components.
+    Positions and frequencies have a leading axis of components. Cos and sin are constants; the
+    function that is returned with them gives them derivatives.
     """
     backend, device, double = target
     p_owner = find.require_backend(positions, "positions")
@@ -137,15 +170,20 @@ def _compute_tables(
             terms.append(products.Term(products.PositionDigits(*position), multipliers, f))
         tables = products.cos_sin(backend, terms, double)
     if p_constant is positions and f_constant is frequencies:
-        return tables
-    pairs = [
-        products.Factors(
-            *(place_positions(x, c) for x in (positions, p_constant)),
-            *(place_frequencies(x, c) for x in (frequencies, f_constant)),
-        )
-        for c in range(positions.shape[0])
-    ]
-    return products.follow(backend.xp, *tables, pairs)
+        return tables, None
+    constant = tables
+
+    def follow() -> tuple[Array, Array]:
+        pairs = [
+            products.Factors(
+                *(place_positions(x, c) for x in (positions, p_constant)),
+                *(place_frequencies(x, c) for x in (frequencies, f_constant)),
+            )
+            for c in range(positions.shape[0])
+        ]
+        return products.follow(backend.xp, *constant, pairs)
+
+    return tables, follow
 
 
 def _multiply_natively(

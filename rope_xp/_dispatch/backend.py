@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rope_xp._core.caches import cached_tables
-from rope_xp._core.call import LIMIT, TableLookup
+from rope_xp._core.call import LIMIT, Call, TableLookup
 from rope_xp._core.dtypes import numpy_name
 from rope_xp._core.memory import Memory
 from rope_xp._core.path import Path, ShardedExecutor
@@ -207,6 +207,15 @@ class Backend:
         ``positions``, int32, int64 or float32, are (components, rows), float32 ``frequencies``
         (components, columns), and cos and sin (rows, columns). None where nothing native does that,
         or something records it.
+        """
+        return None
+
+    def record_product(
+        self, call: Call, positions: Array, frequencies: Array
+    ) -> tuple[Array, ...] | None:
+        """Run a call by cos and sin of a product, and record derivatives of its factors.
+
+        Both have a leading axis of components. None to leave that to operations on arrays.
         """
         return None
 

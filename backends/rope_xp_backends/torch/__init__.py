@@ -22,6 +22,11 @@ class _Plain(Torch):
     rotate_by_tables = staticmethod(calls.rotate_by_tables)
     look_up_angles = staticmethod(calls.look_up_angles)
 
+    def record_product(self, *product: Any) -> Any:
+        from . import learned
+
+        return learned.record_product(*product)
+
     def __init__(self) -> None:
         self.name = "torch"
 

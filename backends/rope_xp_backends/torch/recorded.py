@@ -49,6 +49,16 @@ class _Record(torch.autograd.Function):
         return None, None, None, *ctx.differentiate(grads, ctx.saved_tensors)
 
 
+def record_as(
+    results: Tensors,
+    differentiate: Callable[[Grads, Tensors], Grads],
+    saved: Tensors,
+    inputs: Tensors,
+) -> Tensors:
+    """Return results as autograd records them, with a derivative of one's own."""
+    return tuple(_Record.apply(results, differentiate, saved, *inputs))  # type: ignore[no-untyped-call]  # of torch
+
+
 def record(results: Tensors, rotate_back: RotateBack, saved: Tensors, arrays: Tensors) -> Tensors:
     """Return results as autograd records them: those of arrays, all of which require gradients.
 
@@ -60,7 +70,7 @@ def record(results: Tensors, rotate_back: RotateBack, saved: Tensors, arrays: Te
         rotated = iter(rotate_back(used, saved) if used else ())
         return tuple([None if g is None else next(rotated) for g in grads])
 
-    return tuple(_Record.apply(results, differentiate, saved, *arrays))  # type: ignore[no-untyped-call]  # of torch
+    return record_as(results, differentiate, saved, arrays)
 
 
 def record_norm(
@@ -81,7 +91,7 @@ def record_norm(
         return derivative.differentiate(operands[:n], operands[n:], rotated, spec)
 
     count, inputs = len(saved), arrays + weights
-    return tuple(_Record.apply(results, differentiate, saved + inputs, *inputs))  # type: ignore[no-untyped-call]  # of torch
+    return record_as(results, differentiate, saved + inputs, inputs)
 
 
 def need_gradients(arrays: Tensors) -> bool:
