@@ -55,7 +55,7 @@ def record_as(
     saved: Tensors,
     inputs: Tensors,
 ) -> Tensors:
-    """Return results as autograd records them, with a derivative of one's own."""
+    """Return results as autograd records them, with another derivative than a rotation."""
     return tuple(_Record.apply(results, differentiate, saved, *inputs))  # type: ignore[no-untyped-call]  # of torch
 
 
