@@ -113,8 +113,8 @@ class RopeFields:  # noqa: PLW1641  # dataclass adds the hash
         if self.scaling is None:
             return self
         is_ours = type(self.scaling).__module__.startswith("rope_xp.")
-        fixed: Self = (_find_fixed if is_ours else _fix_length)(self, n)
-        return fixed
+        fixed: Self | None = (_find_fixed if is_ours else _fix_length)(self, n)
+        return self if fixed is None else fixed
 
     @property
     def attention_factor(self) -> float:
@@ -283,18 +283,19 @@ class RopeFields:  # noqa: PLW1641  # dataclass adds the hash
 
 @cached(64)
 def _find_fixed(rope: Any, n: int) -> Any:
-    """Return a rope for n tokens from a cache: a new one takes longer than many calls."""
+    """Return a rope for n tokens from a cache, as a new one takes longer than many calls."""
     return _fix_length(rope, n)
 
 
 def _fix_length(rope: Any, n: int) -> Any:
+    """Return a rope for n tokens, None for the same."""
     fixed: Scaling | None = rope.scaling.for_length(n)
     if fixed is None:  # which would drop it
         raise RopeError(
             f"{type(rope.scaling).__name__}.for_length({n}) returned None; it must return a "
             f"scaling, itself if it does not depend on the length; got {rope.scaling!r}"
         )
-    return rope if fixed is rope.scaling else replace(rope, scaling=fixed)
+    return None if fixed is rope.scaling else replace(rope, scaling=fixed)
 
 
 def initial_frequencies(rope: RopeFields, head_dim: int, heads: int = 1) -> NDArray[np.float64]:
