@@ -1,14 +1,17 @@
 """The public functions on arrays, which build or take a RoPE and call its methods."""
 
+from dataclasses import replace
 from typing import Any, Literal
 
 from rope_xp._arguments import fields, learned, parse, parse_tables
+from rope_xp._arguments.out import check_out
 from rope_xp._core import numbers
 from rope_xp._core.caches import BoundedCache
 from rope_xp._core.call import CosSin
 from rope_xp._core.errors import RopeError
 from rope_xp._core.typing import ArrayT, Layout
 from rope_xp._dispatch import choose, find, how
+from rope_xp._dispatch.backend import Backend
 from rope_xp._dispatch.choose import Explanation
 from rope_xp.norm import QKNorm
 from rope_xp.rope import Positions, RoPE
@@ -192,18 +195,19 @@ def apply_frequencies(
     >>> cells = positions.grid(2, 3)
     >>> q_rotated, k_rotated = rope_xp.apply_frequencies(q, k, cells, frequencies, layout="half")
     """
-    call, product = learned.apply_frequencies(q, k, positions, frequencies, layout, axes, out)
-    if product is not None:
-        recorded = call.backend.record_product(call, product.positions, product.frequencies)
-        if recorded is not None:
-            return recorded[0], recorded[1]
-        return choose.run(learned.follow_frequencies(call, product))
-    if len(call.angles) == 1 and isinstance(call.angles[0], CosSin):
+    call, product = learned.apply_frequencies(q, k, positions, frequencies, layout, axes)
+    if product is None and len(call.angles) == 1 and isinstance(call.angles[0], CosSin):
         tables = call.angles[0].cos, call.angles[0].sin
         fields = layout, 0, 0, 0, q, k, *tables, axes, out, None, None, None, how.GIVEN_COLUMNS
         results = call.backend.rotate_by_tables(*fields)
         if results is not None:
             return results[0], results[1]
+    call = replace(call, out=check_out(call.backend, (q, k), out))
+    if product is not None:
+        recorded = call.backend.record_product(call, product.positions, product.frequencies)
+        if recorded is not None:
+            return recorded[0], recorded[1]
+        return choose.run(learned.follow_frequencies(call, product))
     return choose.run(call)
 
 
@@ -265,7 +269,12 @@ def apply_angles(
     k_tables = None if k_angles is None else parse_tables.compute_cos_sin(k_angles, "k_angles")
     arguments = q, k, tables, k_tables, layout, axes, rotary_offset, out, norm
     backend = find.by_type.get(type(q)) or find.find_backend(q)
-    if backend is not None and k_tables is None:
+    if backend is not None and k_tables is not None and norm is None and out is None:
+        pairs = (q, tables), (k, k_tables)
+        results = _rotate_apart(backend, pairs, layout, axes, rotary_offset)
+        if results is not None:
+            return results[0], results[1]
+    elif backend is not None and k_tables is None:
         call = (
             layout,
             0,
@@ -286,6 +295,20 @@ def apply_angles(
             return results[0], results[1]
     results = choose.run(parse_tables.apply_angles(*arguments))
     return results[0], results[1]
+
+
+def _rotate_apart(
+    backend: Backend, pairs: Any, layout: Layout, axes: str | None, rotary_offset: int
+) -> Any:
+    """Return q and k rotated by tables of their own, None to leave both to the slow path."""
+    parse.check_arrays(tuple([x for x, _ in pairs]), axes, has_k_positions=True)
+    if len({tables.cos.shape[-1] for _, tables in pairs}) > 1:
+        return None
+    results = []
+    for x, tables in pairs:
+        call = layout, 0, rotary_offset, 0, x, None, *tables, axes, None, None, None, None
+        results.append(backend.rotate_by_tables(*call, how.ONE | how.GIVEN_COLUMNS))
+    return None if any(y is None for y in results) else tuple(results)
 
 
 def explain(

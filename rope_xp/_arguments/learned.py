@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rope_xp._arguments import checks, fields, parse, parse_tables
-from rope_xp._arguments.out import check_out
 from rope_xp._arguments.positions import check_positions_shape, read_host, wrong_dtype
 from rope_xp._core.call import Axes, Call, RotationSpec
 from rope_xp._core.dtypes import FLOATS, INTEGERS
@@ -33,7 +32,7 @@ class Product(NamedTuple):
 
 
 def apply_frequencies(
-    q: Array, k: Array, positions: Any, frequencies: Any, layout: Layout, axes: Any, out: Any
+    q: Array, k: Array, positions: Any, frequencies: Any, layout: Layout, axes: Any
 ) -> tuple[Call, Product | None]:
     """Return the call that rotates q and k by the products of positions and frequencies.
 
@@ -55,13 +54,12 @@ def apply_frequencies(
         checks.check_heads("frequencies", shape[-2], where, {"q": q, "k": k})
     elif len(shape) > 1:
         frequencies = frequencies[..., 0, :]
-    out = check_out(backend, (q, k), out)
     if not components:
         positions, frequencies = positions[None, ...], frequencies[None, ...]
     target = (backend, backend.device(q), any(doubles))
     tables, follow = _compute_tables(target, positions, frequencies, len(where.batch), per_head)
     angles = parse_tables.cast_tables(backend, tables, doubles)
-    call = Call(backend, (q, k), angles, out, RotationSpec(where, layout, *slice_, False))
+    call = Call(backend, (q, k), angles, None, RotationSpec(where, layout, *slice_, False))
     return call, None if follow is None else Product(positions, frequencies, follow)
 
 
@@ -75,7 +73,7 @@ def follow_frequencies(call: Call, product: Product) -> Call:
 def _build_followed(
     q: Array, k: Array, positions: Any, frequencies: Any, layout: Layout, axes: Any
 ) -> Call:
-    call, product = apply_frequencies(q, k, positions, frequencies, layout, axes, None)
+    call, product = apply_frequencies(q, k, positions, frequencies, layout, axes)
     return call if product is None else follow_frequencies(call, product)
 
 

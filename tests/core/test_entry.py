@@ -499,3 +499,18 @@ def test_compiled_code_does_not_see_the_entry():
         for heads in (3, 4, 5):
             HALF.rotate(torch.ones(1, 2, heads, 8), positions)
             compiled(x, positions)
+
+
+@pytest.mark.parametrize("learns", ["q", "k"])
+def test_q_and_k_that_do_not_fit_are_refused_where_one_learns(learns):
+    torch = pytest.importorskip("torch")
+    q, k = torch.ones(2, 3, 4, 8), torch.ones(3, 3, 2, 8)
+    (q if learns == "q" else k).requires_grad_()
+    for options in ({}, {"k_positions": [1, 2, 3]}):
+        with pytest.raises(RopeError, match="differ in"):
+            HALF.apply(q, k, [1, 2, 3], **options)
+    with pytest.raises(RopeError, match="differ in"):
+        HALF.apply(q, torch.ones(2, 4, 2, 8), [1, 2, 3])
+    angles = np.ones((3, 4))
+    with pytest.raises(RopeError, match="differ in"):
+        rope_xp.apply_angles(np.ones((2, 3, 4, 8)), np.ones((3, 3, 2, 8)), angles, k_angles=angles)

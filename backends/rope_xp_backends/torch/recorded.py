@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
+from rope_xp._arguments.axes import parse_axes
 from rope_xp._arguments.table_forms import COLUMN_FORMS, one_per_pair
 from rope_xp._core.call import NormSpec, RotationSpec
 from rope_xp._core.slices import slice_of
@@ -124,7 +125,8 @@ def rotate_by_rope(*call: Any) -> Any:
     if not all(type(x) in PLAIN for x in arrays):
         return None
     if not how & ONE and (k_positions is not None or q.requires_grad != k.requires_grad):
-        return None if norm is not None else _rotate_apart(call)
+        fits = norm is None and _is_pair(q, k, axes, k_positions is not None)
+        return _rotate_apart(call) if fits else None
     if norm is None and not need_gradients(arrays):
         return None
     saved = copy_positions(positions)
@@ -144,6 +146,14 @@ def rotate_by_rope(*call: Any) -> Any:
         spec, weights = _describe_norm(norm, arrays, *slice_of(rope, q.shape[-1]))
         results = record_norm(results, rotate_back, saved, arrays, weights, spec)
     return results[0] if how & ONE else results
+
+
+def _is_pair(q: torch.Tensor, k: torch.Tensor, axes: Any, own_tokens: bool) -> bool:
+    """Return whether q and k differ only where they may; the slow path says where else."""
+    where = parse_axes(axes, q.ndim, "q")
+    free = (where.heads, where.tokens) if own_tokens else (where.heads,)
+    same = [i in free or n == m for i, (n, m) in enumerate(zip(q.shape, k.shape, strict=False))]
+    return q.ndim == k.ndim and all(same)
 
 
 def _rotate_apart(call: tuple[Any, ...]) -> Any:
