@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from rope_xp._arguments import fields, parse, table_forms
 from rope_xp._core import numbers
-from rope_xp._core.caches import cached
+from rope_xp._core.caches import cached, is_tracing
 from rope_xp._core.errors import RopeError
 from rope_xp._core.slices import slice_of
 from rope_xp._core.typing import Array, Device, Layout, Namespace
@@ -113,7 +113,8 @@ class RopeFields:  # noqa: PLW1641  # dataclass adds the hash
         if self.scaling is None:
             return self
         is_ours = type(self.scaling).__module__.startswith("rope_xp.")
-        fixed: Self | None = (_find_fixed if is_ours else _fix_length)(self, n)
+        is_cached = is_ours and not is_tracing()
+        fixed: Self | None = _find_fixed(self, n) if is_cached else _fix_length(self, n)
         return self if fixed is None else fixed
 
     @property

@@ -108,13 +108,13 @@ class Choice:
         >>> choice.at(np.arange(3), like=q).cos.shape
         (2, 3, 32)
         """
-        host: np.ndarray | None = vars(self)["_host"]
+        backend = find.require_backend(like, "like")
+        host: np.ndarray | None = None if backend.is_compiling() else vars(self)["_host"]
         used = [] if host is None else self._find_used(host)
         if host is not None and len(used) == 1:
             angles = build_angles(self.ropes[used[0]], positions, like, head_dim)
             if len(angles.cos.shape) == host.ndim + 2:
                 return angles
-        backend = find.require_backend(like, "like")
         owner, which = parse.read_operand(backend, "like", like, "which", self.which)
         if host is None and (host := owner.host_view(which)) is not None:
             used = self._find_used(host)

@@ -8,7 +8,10 @@ const float RADIAN[] = {0, 326, -104, 439, 313, 131, -726, -31, 470};
 const double HIGH = 0x1.45f306ep-3, LOW = -0x1.b1bbead603d8bp-34;  // 1 / (2 pi) = HIGH + LOW
 const double TURN = 0x1p64;
 
-inline float unit_of(int weight) { return ldexpf(1, BITS * weight); }
+inline float unit_of(int weight) {  // 2**(BITS * weight)
+  const uint32_t bits = (uint32_t)(127 + BITS * weight) << 23;
+  return read<float>(&bits);
+}
 inline float take_fraction(float turns) { return turns - rintf(turns); }
 
 // The rotation by a digit of 1 of each of the first weights 2, 1, ..., -2 is a + b turns: a on a

@@ -72,10 +72,6 @@ template <class E, int N> struct VectorOf {
 template <class E, int N> using Vec = typename VectorOf<E, N>::type;
 template <int N> using Bits = Vec<uint32_t, N>;
 
-#if LEVEL != 5
-#include "exact.h"
-#endif
-
 // --- vectors in the dtype of arithmetic, and elements in memory ----------------------------------
 
 template <class V> INLINE V read(const void* p) {
@@ -87,6 +83,10 @@ template <class V> INLINE void write(void* p, V v) { memcpy(p, &v, sizeof v); }
 template <class V, class M> INLINE V select(M mask, V yes, V no) {
   return (V)((mask & (M)yes) | (~mask & (M)no));
 }
+
+#if LEVEL != 5
+#include "exact.h"
+#endif
 
 // Rounded to nearest, ties to even, in the upper halves. A NaN with a lower half of zeros stays.
 template <int N> INLINE Bits<N> round_to_upper(Vec<float, N> v) {

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from rope_xp._core.caches import TRACERS
 from rope_xp._core.versions import check_version
 
 check_version("torch")
@@ -47,4 +48,5 @@ class _Plain(Torch):
         return value
 
 
+TRACERS.append(torch.compiler.is_dynamo_compiling)
 BACKEND = _Plain()
