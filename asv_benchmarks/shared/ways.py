@@ -1,4 +1,4 @@
-"""Every public way to call, beside the formula that a user would write for the same job.
+"""Every public way to call, compared with the formula that a user would write for the same job.
 
 q has 32 heads and k 8, of 128 components, half layout; there is one token in each sequence. The
 formula is that of Hugging Face's modules: cos and sin in the dtype of q, heads repeated for groups.
