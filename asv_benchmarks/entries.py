@@ -1,4 +1,4 @@
-"""Each public way to call, compared with the formula that a user would write: ways.py has the table."""
+"""Each public way to call, and the formula that a user would write: ways.py has the table."""
 
 import contextlib
 import functools
