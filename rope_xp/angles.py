@@ -15,6 +15,7 @@ from rope_xp._core.protocols import Rope
 from rope_xp._core.pytrees import PYTREE_CLASSES
 from rope_xp._core.typing import Array, ArrayT
 from rope_xp._dispatch import choose, how
+from rope_xp._dispatch.backend import Backend
 from rope_xp._dispatch.find import by_type, find_backend, require_backend_of_namespace
 from rope_xp.norm import QKNorm, read_norm
 
@@ -186,7 +187,8 @@ def look_up_cos_sin(
             like = _HOST.get(dtype)
         else:
             library = require_backend_of_namespace(xp)
-            like = None if dtype else library.xp.empty((0,), dtype=library.xp.float32)
+            is_native = type(library).look_up_angles is not Backend.look_up_angles
+            like = library.asarray(_SINGLE, None) if is_native and dtype is None else None
     elif xp is not None or dtype is not None or "float" in str(getattr(like, "dtype", "float")):
         return None
     backend = None if like is None else by_type.get(type(like)) or find_backend(like)
