@@ -187,8 +187,10 @@ def look_up_cos_sin(
             like = _HOST.get(dtype)
         else:
             library = require_backend_of_namespace(xp)
+            if dtype is not None or library.is_compiling():
+                return None
             is_native = type(library).look_up_angles is not Backend.look_up_angles
-            like = library.asarray(_SINGLE, None) if is_native and dtype is None else None
+            like = library.asarray(_SINGLE, None) if is_native else None
     elif xp is not None or dtype is not None or "float" in str(getattr(like, "dtype", "float")):
         return None
     backend = None if like is None else by_type.get(type(like)) or find_backend(like)
