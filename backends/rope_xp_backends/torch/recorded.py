@@ -104,11 +104,11 @@ def need_gradients(arrays: Tensors) -> bool:
 def copy_positions(positions: Any) -> Tensors | None:
     """Return positions to save, which the caller may overwrite; None for what is not saved here."""
     kind = type(positions)
-    if positions is None:
-        return ()
     if kind is torch.Tensor:
         is_read = positions.dtype in _INTEGERS and is_plain(positions)
         return (positions.to(torch.int64, copy=True),) if is_read else None
+    if positions is None:
+        return ()
     if kind is np.ndarray:
         copied = positions.astype(np.int64) if positions.dtype in (np.int32, np.int64) else None
         return None if copied is None else (torch.from_numpy(copied),)
@@ -122,13 +122,14 @@ def rotate_by_rope(*call: Any) -> Any:
     """Rotate as the entry does, and record it; None to leave that to the slow path."""
     rope, q, k, positions, k_positions, axes, _, norm, _, _, how = call
     arrays = (q,) if how & ONE else (q, k)
-    if not all(type(x) in PLAIN for x in arrays):
-        return None
-    if not how & ONE and (k_positions is not None or q.requires_grad != k.requires_grad):
-        fits = norm is None and _is_pair(q, k, axes, k_positions is not None)
-        return _rotate_apart(call) if fits else None
-    if norm is None and not need_gradients(arrays):
-        return None
+    if norm is not None or k_positions is not None or not need_gradients(arrays):
+        if not all(type(x) in PLAIN for x in arrays):
+            return None
+        if not how & ONE and (k_positions is not None or q.requires_grad != k.requires_grad):
+            fits = norm is None and _is_pair(q, k, axes, k_positions is not None)
+            return _rotate_apart(call) if fits else None
+        if norm is None:
+            return None
     saved = copy_positions(positions)
     if saved is None:
         return None
