@@ -114,6 +114,14 @@ def test_positions_within_results_are_refused():
     HALF.rotate(x, within.astype(np.int32), out=x)  # converted, to other memory
 
 
+def test_rerotate_reads_positions_within_results_first():
+    memory = np.zeros(200, np.int64)
+    x, within = memory[:100].view(np.float32).reshape(10, 2, 10), memory[40:50]
+    within[...] = np.arange(10)
+    expected = HALF.rerotate(x.copy(), within.copy(), np.arange(10) + 7)
+    np.testing.assert_array_equal(HALF.rerotate(x, within, np.arange(10) + 7, out=x), expected)
+
+
 def test_torch_reads_positions_within_results_first():
     torch = pytest.importorskip("torch")
     memory = torch.arange(100)

@@ -78,7 +78,7 @@ def _differentiate(
     axes, heads = spec.axes, f.shape[-2] if f.ndim == 3 else 1
     order = (*axes.batch_tokens, *(() if axes.heads is None else (axes.heads,)), -1)
     d_arrays: list[torch.Tensor | None] = []
-    d_angles = torch.zeros((), dtype=dtype)
+    d_angles = torch.zeros((), dtype=dtype, device=arrays[0].device)
     for x, d_y in zip(arrays, grads, strict=True):
         if d_y is None:
             d_arrays.append(None)
