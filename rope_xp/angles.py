@@ -142,11 +142,11 @@ class Angles:
             results = backend.rotate_by_tables(*call)
             if results is not None:
                 return results
+        arrays, inverse = (q,) if flags & how.ONE else (q, k), flags & how.INVERSE != 0
         if slots is not None or cache_axes is not None:
-            rotate = partial(self.apply, q, k, axes=axes, norm=norm)
-            return rotate_into_slots(q, k, slots, axes, cache_axes, out, rotate)
-        arrays = (q,) if flags & how.ONE else (q, k)
-        arguments = rope, arrays, *tables, axes, out, flags & how.INVERSE != 0, read_norm(norm)
+            build = partial(parse_tables.rotate, rope, arrays, *tables, axes, None, inverse, norm)
+            return rotate_into_slots(build, k, slots, cache_axes, out)
+        arguments = rope, arrays, *tables, axes, out, inverse, read_norm(norm)
         results = choose.run(parse_tables.rotate(*arguments))
         return results[0] if flags & how.ONE else results
 

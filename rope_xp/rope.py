@@ -146,9 +146,8 @@ class RoPE(RopeFields):
             if results is not None:
                 return results  # type: ignore[no-any-return]  # same kind as q and k
         if slots is not None or cache_axes is not None:
-            options = {"axes": axes, "k_positions": k_positions, "norm": norm}
-            rotate = partial(self.apply, q, k, positions, **options)
-            return rotate_into_slots(q, k, slots, axes, cache_axes, out, rotate)
+            call = self, (q, k), positions, axes, None, False, norm, k_positions
+            return rotate_into_slots(partial(parse.rotate, *call), k, slots, cache_axes, out)
         arguments = self, (q, k), positions, axes, out, False, norm, k_positions
         return choose.run(parse.rotate(*arguments))
 

@@ -112,9 +112,10 @@ def rotate_by_rope(
     out: Any,
     norm: Any,
     flags: int,
+    k_positions: Any = None,
 ) -> Call:
     """Return the call that the entry would run."""
-    call = rotate(rope, arrays, positions, axes, out, flags & how.INVERSE != 0, norm)
+    call = rotate(rope, arrays, positions, axes, out, flags & how.INVERSE != 0, norm, k_positions)
     return transpose(call) if flags & how.TRANSPOSED else call
 
 

@@ -12,6 +12,7 @@ from rope_xp._arguments.positions import check_broadcast
 from rope_xp._arguments.table_forms import check_one_per_pair, hint_one_column
 from rope_xp._core import numbers
 from rope_xp._core.call import Axes, Call, CosSin, RotationSpec, TableLookup
+from rope_xp._core.dtypes import NARROW
 from rope_xp._core.errors import RopeError
 from rope_xp._core.numbers import same_length
 from rope_xp._core.protocols import Rope
@@ -267,7 +268,14 @@ def _check_pairs(columns: int, rotary_dim: int) -> None:
 def cast_tables(
     backend: Backend, tables: tuple[Array, Array], doubles: Sequence[bool]
 ) -> tuple[CosSin, ...]:
-    """Return tables in float64 or float32 for each array, one for all if that is the same."""
-    xp = backend.xp
-    dtypes = [xp.float64 if double else xp.float32 for double in doubles[: len(set(doubles))]]
-    return tuple([CosSin(*(xp.astype(t, dtype, copy=False) for t in tables)) for dtype in dtypes])
+    """Return tables in float64 or float32 for each array, one for all if that is the same.
+
+    Those of 16 bits that are for float32 stay: a kernel may read them.
+    """
+    xp, sources = backend.xp, []
+    are_narrow = all(backend.dtype_name(t) in NARROW for t in tables)
+    for double in doubles[: len(set(doubles))]:
+        dtype = xp.float64 if double else xp.float32
+        keeps = are_narrow and not double
+        sources.append(CosSin(*(t if keeps else xp.astype(t, dtype, copy=False) for t in tables)))
+    return tuple(sources)

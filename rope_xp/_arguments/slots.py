@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,12 @@ import numpy as np
 from rope_xp._arguments import checks, parse
 from rope_xp._arguments.axes import parse_axes
 from rope_xp._arguments.out import check_out
+from rope_xp._core.call import Call, Slots
 from rope_xp._core.dtypes import INTEGERS
 from rope_xp._core.errors import RopeError
 from rope_xp._core.memory import overlaps_itself
 from rope_xp._core.typing import Array
-from rope_xp._dispatch import find
+from rope_xp._dispatch import choose, find, how
 from rope_xp._dispatch.backend import Backend
 
 FEW = 64
@@ -70,49 +72,51 @@ def _are_few(backend: Backend, cache: Array, slots: Any, axis: int) -> bool:
 
 
 def rotate_into_slots(
-    q: Array,
-    k: Array,
-    slots: Any,
-    axes: str | None,
-    cache_axes: str | None,
-    out: Any,
-    rotate: Callable[..., tuple[Array, Array]],
+    build: Callable[[], Call], k: Array, slots: Any, cache_axes: str | None, out: Any
 ) -> tuple[Array, Array]:
-    """Return q rotated by ``rotate(out=...)``, and the key cache ``out[1]`` with k in slots."""
-    backend, where, _ = parse.check_arrays((q, k), axes, has_k_positions=True)
-    _check_takes_slots(backend)
+    """Run the call that ``build`` returns, with k in slots of the cache ``out[1]``."""
     if slots is None:
         raise TypeError("cache_axes= names the axes of a cache, and needs slots= too")
+    backend = find.require_backend(k, "k")
+    _check_takes_slots(backend)
     if not isinstance(out, (tuple, list)) or len(out) != 2:
         raise RopeError(f"slots= needs out=(q, k_cache), the cache of these slots; got {type(out)}")
-    xp, (q_out, cache), tokens = backend.xp, out, where.batch_tokens
-    # Batch and tokens first, as in a cache.
-    order = (*tokens, *(i for i in range(len(k.shape)) if i not in tokens))
-    shape = tuple([k.shape[i] for i in order])
-    rows, head = shape[: len(tokens)], (math.prod(shape[len(tokens) : -1]), shape[-1])
-    batch = math.prod(rows[:-1])
-    view, cache_order, is_batched = _view_cache(backend, k, cache, cache_axes, batch, head)
-    limit = view.shape[1] if is_batched else math.prod(view.shape[:-2])
-    slots, on_host = _check_slots(backend, cache, slots, limit, rows, is_batched=is_batched)
-    if backend.out_refusal is None:
-        q_out = xp.empty_like(q) if q_out is None else q_out
-        inputs = [("slots", None if on_host else slots)]
-        check_out(backend, (q, cache), (q_out, cache), inputs, advise_in_place=False)
-    elif q_out is not None and q_out is not q:
-        raise TypeError(f"out[0] must be None or q with slots=: {backend.out_refusal}")
-    outs = None if backend.out_refusal else (q_out, xp.empty_like(k))
-    if out[0] is None and backend.is_compiling() and not backend.unwritable_reason(cache, k):
-        outs = None  # more paths take calls without out=
-    q_out, keys = rotate(out=outs)
-    keys = xp.reshape(xp.permute_dims(keys, order), (math.prod(rows), *head))
-    view = _write_keys(backend, view, slots, on_host, keys)
+    q_out, view = choose.run(add_slots(build(), slots, cache_axes, out))
+    cache = out[1]
     if backend.assigns_by_index:
         return q_out, cache
-    view = xp.reshape(view, tuple([cache.shape[i] for i in cache_order]))
-    new = xp.permute_dims(view, [*map(cache_order.index, range(len(cache_order)))])
+    order = _view_cache(backend, cache, cache_axes)[1]
+    view = backend.xp.reshape(view, tuple([cache.shape[i] for i in order]))
+    new = backend.xp.permute_dims(view, [*map(order.index, range(len(order)))])
     if backend.out_refusal is None:
         backend.write(cache, new)
     return q_out, new if backend.out_refusal else cache
+
+
+def add_slots(call: Call, slots: Any, cache_axes: str | None, out: Any) -> Call:
+    """Return a call whose keys go to slots of the cache ``out[1]``."""
+    backend, (q, k), where, (q_out, cache) = call.backend, call.arrays, call.spec.axes, out
+    rows = tuple([k.shape[i] for i in where.batch_tokens])
+    head = (1 if where.heads is None else k.shape[where.heads], k.shape[-1])
+    view, of_sequences = _check_cache(backend, k, cache, cache_axes, math.prod(rows[:-1]), head)
+    limit = view.shape[1] * (1 if of_sequences else view.shape[0])
+    slots, on_host = _check_slots(backend, cache, slots, limit, rows, of_sequences=of_sequences)
+    if backend.out_refusal is None:
+        q_out = backend.xp.empty_like(q) if q_out is None else q_out
+        inputs = [("slots", None if on_host else slots)]
+        check_out(backend, (q, cache), (q_out, cache), inputs, call.weights, advise_in_place=False)
+        reason = backend.unwritable_reason(cache, k)
+        if reason is not None:
+            raise RopeError(f"out[1]: {reason}")
+    elif q_out is not None and q_out is not q:
+        raise TypeError(f"out[0] must be None or q with slots=: {backend.out_refusal}")
+    is_padded = not on_host or bool(slots.min(initial=0) < 0)
+    slots = backend.asarray(slots, backend.device(cache)) if on_host else slots
+    new_out = None if out[0] is None or backend.out_refusal else (q_out, view)
+    return replace(call, slots=Slots(slots, view, of_sequences, is_padded), out=new_out)
+
+
+how.builders["add_slots"] = add_slots
 
 
 def _check_takes_slots(backend: Backend) -> None:
@@ -130,58 +134,45 @@ def _check_takes_slots(backend: Backend) -> None:
 
 
 def _view_cache(
-    backend: Backend, k: Array, cache: Array, axes: str | None, batch: int, head: tuple[int, int]
+    backend: Backend, cache: Array, axes: str | None
 ) -> tuple[Array, tuple[int, ...], bool]:
-    """Return a cache as (..., slots, heads, head_dim), its axes in this order, and a flag.
-
-    The flag says that it has an axis of sequences, each with slots of its own. Else slots are
-    numbered through all pages. Check that it has the library, device, dtype and heads of k.
-    """
-    owner, dtype, xp = find.require_backend(cache, "out[1]"), backend.dtype_name(k), backend.xp
-    fits = checks.check_same_library_and_device(backend, "k", k, owner, "out[1]", cache)
-    view, order, is_batched, last = cache, tuple(range(len(cache.shape))), False, str(head)[1:]
-    expected = f"(slots, {last} or (pages, page, {last}"
-    if axes is not None and fits:
+    """Return a cache as :class:`Slots` has it, its axes in this order, and ``of_sequences``."""
+    xp, order, of_sequences = backend.xp, tuple(range(len(cache.shape))), False
+    if axes is not None:
         where = parse_axes(axes, len(order), "out[1]", "cache_axes")
-        is_batched = "p" not in axes and where.batch != ()
+        of_sequences = "p" not in axes and where.batch != ()
         heads = () if where.heads is None else (where.heads,)
         order = (*where.batch_tokens, *heads, order[-1])
-        view = xp.permute_dims(cache, order)
-        view = view if heads else xp.expand_dims(view, axis=-2)
+        cache = xp.permute_dims(cache, order)
+        cache = cache if heads else xp.expand_dims(cache, axis=-2)
+    is_single = len(cache.shape) == 3
+    return xp.expand_dims(cache, axis=0) if is_single else cache, order, of_sequences
+
+
+def _check_cache(
+    backend: Backend, k: Array, cache: Array, axes: str | None, batch: int, head: tuple[int, int]
+) -> tuple[Array, bool]:
+    """Check that a cache fits k, and return a view of it, and whether it is one of sequences."""
+    owner, dtype = find.require_backend(cache, "out[1]"), backend.dtype_name(k)
+    fits = checks.check_same_library_and_device(backend, "k", k, owner, "out[1]", cache)
+    expected, view, of_sequences = (
+        f"(slots, {str(head)[1:]} or (pages, page, {str(head)[1:]}",
+        cache,
+        False,
+    )
+    if axes is not None:
         lengths = {"p": "pages", "s": "slots", "h": head[0], "d": head[1]}
         shown = ", ".join(str(lengths.get(name, batch)) for name in axes)
         expected = f"({shown}), as cache_axes={axes!r}"
-    shape = tuple(view.shape)
-    fits = fits and len(shape) in (3, 4) and shape[-2:] == head
-    if not fits or owner.dtype_name(cache) != dtype or (is_batched and shape[0] != batch):
+    if fits:
+        view, _, of_sequences = _view_cache(backend, cache, axes)
+    fits &= len(view.shape) == 4 and tuple(view.shape[-2:]) == head
+    if not fits or owner.dtype_name(cache) != dtype or (of_sequences and view.shape[0] != batch):
         raise RopeError(
             f"out[1] is {checks.describe(owner, cache)}; slots= needs a key cache like k, of "
             f"{backend.name} and {dtype}: {expected}"
         )
-    return view, order, is_batched
-
-
-def _write_keys(backend: Backend, cache: Array, slots: Array, on_host: bool, keys: Array) -> Array:
-    """Return a cache (..., slots, heads, head_dim), or a new one, with n keys in n slots."""
-    is_padded = not on_host or slots.min(initial=0) < 0
-    slots = backend.asarray(slots, backend.device(cache)) if on_host else slots
-    if not backend.assigns_by_index:
-        flat = backend.xp.reshape(cache, (math.prod(cache.shape[:-2]), *keys.shape[1:]))
-        return backend.replace_slots(flat, 0, slots, keys)
-    if is_padded and keys.shape[0]:
-        slots, keys = _fill_padding(backend, cache, slots, keys)
-    page = cache.shape[1]
-    cache[slots if len(cache.shape) == 3 else (slots // page, slots % page)] = keys
-    return cache
-
-
-def _fill_padding(backend: Backend, cache: Array, slots: Array, keys: Array) -> tuple[Array, Array]:
-    """Repeat the highest slot and its key for negative ones, or slot 0 of the cache if all are."""
-    xp, index = backend.xp, backend.arange(slots.shape[0], backend.device(slots))
-    index = xp.where(slots < 0, xp.argmax(slots), index)  # of fixed shape: nothing waits
-    slots, keys = xp.take(slots, index, axis=0), xp.take(keys, index, axis=0)
-    keys = xp.where(slots[:, None, None] < 0, cache[(0,) * (len(cache.shape) - 2)], keys)
-    return xp.where(slots < 0, xp.zeros_like(slots), slots), keys
+    return view, of_sequences
 
 
 def _check_slots(
@@ -191,48 +182,31 @@ def _check_slots(
     length: int,
     shape: tuple[int, ...] | None = None,
     *,
-    is_batched: bool = False,
+    of_sequences: bool = False,
 ) -> tuple[Array, bool]:
-    """Return slots with one axis, and whether they are in host memory, where they are checked.
-
-    Those of a batched cache, with ``length`` slots a sequence, are numbered through all sequences.
-    """
+    """Return slots, and whether they are in host memory, where they are checked."""
     name, axis = ("x", "tokens") if shape is None else ("out[1]", "slots")
     owner, slots = parse.read_operand(backend, name, cache, "slots", slots)
     if owner.host and not slots.size:
         slots = slots.astype(np.int64)  # an empty list has no dtype of its own
     fits, expected = len(slots.shape) == 1, "with one axis, the same slots for all sequences"
-    batch = () if shape is None else shape[:-1]
     if shape is not None:
-        may_share = is_batched or math.prod(batch) == 1
+        may_share = of_sequences or math.prod(shape[:-1]) == 1
         fits = tuple(slots.shape) in (shape, shape[-1:] if may_share else shape)
         expected = f"of shape {shape}, the batch and tokens of k"
     if owner.dtype_name(slots) not in INTEGERS or not fits:
         raise RopeError(f"slots must be integers {expected}; got {checks.describe(owner, slots)}")
-    host, xp = owner.host_view(slots), backend.xp
+    host = owner.host_view(slots)
     if host is None:
-        slots = backend.integers(slots)
-    else:
-        lowest = 0 if shape is None else PADDING
-        if host.size and not lowest <= host.min() <= host.max() < length:
-            padding = "" if shape is None else f", or {PADDING} for padding"
-            got = f"the {axis} of {name}{padding}; got {host.min()} to {host.max()}"
-            raise RopeError(f"slots must be >= 0 and below {length}, {got}")
-        if host.size <= FEW:
-            ordered = np.sort(host if is_batched else host.reshape(-1), axis=-1)
-            again = ordered[..., 1:] == ordered[..., :-1]
-            if (again & (ordered[..., 1:] >= 0)).any():
-                raise RopeError("slots holds the same slot twice; each may be written only once")
-        slots, xp = host.astype(np.int64), np
-    if is_batched:
-        count, device = math.prod(batch), backend.device(cache)
-        slots = xp.broadcast_to(slots, shape)
-        starts = np.arange(count) if xp is np else backend.arange(count, device)
-        through = slots + xp.reshape(starts, (*batch, 1)) * length
-        # One beyond its sequence is beyond the cache, and not in the next sequence.
-        through = xp.where(slots < length, through, xp.full_like(through, count * length))
-        slots = xp.where(slots < 0, slots, through)
-    slots = xp.reshape(slots, (-1,))
-    if host is not None and not backend.host:
-        slots = slots.astype(np.int32)
-    return slots, host is not None
+        return backend.integers(slots), False
+    lowest = 0 if shape is None else PADDING
+    if host.size and not lowest <= host.min() <= host.max() < length:
+        padding = "" if shape is None else f", or {PADDING} for padding"
+        got = f"the {axis} of {name}{padding}; got {host.min()} to {host.max()}"
+        raise RopeError(f"slots must be >= 0 and below {length}, {got}")
+    if host.size <= FEW:
+        ordered = np.sort(host if of_sequences else host.reshape(-1), axis=-1)
+        again = ordered[..., 1:] == ordered[..., :-1]
+        if (again & (ordered[..., 1:] >= 0)).any():
+            raise RopeError("slots holds the same slot twice; each may be written only once")
+    return host.astype(np.int64 if backend.host else np.int32), True

@@ -5,6 +5,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from rope_xp._core.dtypes import NARROW
 from rope_xp._core.errors import RopeError
 from rope_xp._core.typing import Array, Device, Layout, Namespace
 from rope_xp._dispatch import find
@@ -22,8 +23,7 @@ COLUMNS: dict[Columns, tuple[str, str]] = {
 COLUMN_FORMS: tuple[Columns, ...] = ("pairs", "halves", "neighbours")
 """By the number that :meth:`Backend.rotate_by_tables` takes."""
 FORMS = ("vllm", "huggingface", "megatron", "complex", "onnx")
-_NARROW = ("float16", "bfloat16")
-_REAL = ("float32", "float64", *_NARROW)
+_REAL = ("float32", "float64", *NARROW)
 _COMPLEX = ("complex64", "complex128")
 
 
@@ -115,20 +115,20 @@ def arrange(
 def empty(backend: Backend, block: NDArray[Any], length: int, dtype: Any) -> NDArray[Any]:
     """Return host memory for so many rows like those of a block."""
     name = _name_dtype(backend, block, dtype)
-    return np.empty((length, *block.shape[1:]), np.float32 if name in _NARROW else name)
+    return np.empty((length, *block.shape[1:]), np.float32 if name in NARROW else name)
 
 
 def round_into(host: NDArray[Any], exact: NDArray[Any], backend: Backend, dtype: Any) -> None:
     """Write rows of float64 or complex128 so that :func:`finish` rounds them once at most."""
     # Libraries go to 16 bits by way of float32, and would round twice.
-    is_narrow = dtype is not None and _name_dtype(backend, exact, dtype) in _NARROW
+    is_narrow = dtype is not None and _name_dtype(backend, exact, dtype) in NARROW
     host[...] = _round_to_odd(exact) if is_narrow else exact
 
 
 def finish(backend: Backend, host: NDArray[Any], device: Device | None, dtype: Any) -> Array:
     """Return rounded rows as an array of a library."""
     table = backend.asarray(host, device)
-    if dtype is None or _name_dtype(backend, host, dtype) not in _NARROW:
+    if dtype is None or _name_dtype(backend, host, dtype) not in NARROW:
         return table
     return backend.xp.astype(table, dtype)
 

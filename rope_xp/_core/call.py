@@ -140,6 +140,20 @@ class CosSin:
     sin: Array
 
 
+@dataclass(slots=True, eq=False)
+class Slots:
+    """Slots of a cache, to which the keys of a call go in place of a result."""
+
+    numbers: Array
+    """Integers, (batch..., tokens), or (tokens,) for all sequences; below zero for padding."""
+    cache: Array
+    """(pages, slots, heads, head_dim), a view of what the caller gave. Slots are numbered through
+    all pages, or in each sequence where pages are sequences."""
+    of_sequences: bool
+    is_padded: bool
+    """Whether some may be padding."""
+
+
 AngleSource: TypeAlias = TableLookup | CosSin
 
 
@@ -183,6 +197,8 @@ class Call:
     spec: RotationSpec
     weights: tuple[Array | None, ...] = ()
     """Of the norm, one for each array, None for an array without; empty without a norm."""
+    slots: Slots | None = None
+    """Where k goes in place of ``out[1]``. ``out`` is None where q is new."""
 
     def split(self, *, one_dtype: bool) -> list["Call"]:
         """Return calls whose arrays share one source of angles, and a dtype if ``one_dtype``."""

@@ -98,21 +98,22 @@ class CollapsedDim(NamedTuple):
 
 
 def collapse_dims(
-    axes: Ints, arrays: Sequence[StridedLayout | Memory], angles: Sequence[StridedLayout]
+    axes: Ints,
+    arrays: Sequence[StridedLayout | Memory],
+    angles: Sequence[StridedLayout | None],
 ) -> list[CollapsedDim]:
     """Collapse batch and token axes into as few as the strides allow, the outermost first.
 
     ``axes`` are the batch axes of ``arrays`` (inputs and results) and, last, the tokens axis.
-    ``angles`` have axes (batch..., tokens), of which leading ones may be missing; without angles
-    positions are implicit and grow by 1 from token to token.
+    ``angles`` have axes (batch..., tokens), of which leading ones may be missing; so have slots.
+    None stands for implicit positions, which grow by 1 from token to token.
     """
     lengths = [arrays[0].shape[i] for i in axes]
     steps = [[x.strides[i] for i in axes] for x in arrays]
-    for shape, strides in angles:
+    for layout in angles:
+        shape, strides = layout or ((2,), (1,))
         moves = [0 if n == 1 else step for n, step in zip(shape, strides, strict=True)]
         steps.append([0] * (len(axes) - len(moves)) + moves)
-    if not angles:
-        steps.append([0] * (len(axes) - 1) + [1])
     dims = [CollapsedDim(n, tuple([s[i] for s in steps])) for i, n in enumerate(lengths) if n != 1]
     while (pair := _find_collapsible(dims)) is not None:
         outer, inner = (dims[i] for i in pair)

@@ -21,6 +21,8 @@ class Path:
     """The name in ``use_path`` and ``explain``."""
     normalizes = False
     """Whether it takes calls with a norm."""
+    takes_slots = False
+    """Whether it writes keys to slots of a cache."""
 
     def decline_reason(self, call: Call, *, forced: bool) -> str | None:
         """Return why the path does not take the call, or None. It must not import or build.

@@ -11,7 +11,7 @@ from rope_xp._core.errors import MissingBackendError, RopeError
 from rope_xp._core.path import Path, PathUnavailable, ShardedExecutor
 from rope_xp._core.typing import Array
 from rope_xp._dispatch import find, heads
-from rope_xp._rotation import norm, portable
+from rope_xp._rotation import norm, portable, slots
 
 VARIABLE = "ROPE_XP_PATH"
 
@@ -91,6 +91,9 @@ def run(call: Call) -> tuple[Array, ...]:
 def run_on_path(call: Call) -> tuple[Path | None, tuple[Array, ...]]:
     """Run a call, and return its path (None for the portable one) and the results."""
     path: Path | None
+    if call.slots is not None and not _writes_keys(call):
+        path, results = run_on_path(slots.without_slots(call))
+        return path, slots.write_keys(call, results)
     if heads.differ_by_head(call):
         path, results = run_on_path(heads.split_heads(call))
         return path, heads.merge_heads(call, results)
@@ -118,9 +121,23 @@ def run_on_path(call: Call) -> tuple[Path | None, tuple[Array, ...]]:
     return None, portable.run(call)
 
 
+def _writes_keys(call: Call) -> bool:
+    """Return whether a path writes keys to their slots itself."""
+    return not heads.differ_by_head(call) and any(
+        path.takes_slots and choice.name in (None, path.name) and _takes(path, call)
+        for path in call.backend.paths
+    )
+
+
+def _takes(path: Path, call: Call) -> bool:
+    return _decline_reason(path, call, forced=choice.name is not None) is None
+
+
 def _decline_reason(path: Path, call: Call, *, forced: bool) -> str | None:
     if call.spec.norm is not None and not path.normalizes:
         return "it does not normalize"
+    if call.slots is not None and not path.takes_slots:
+        return "it writes to no slots"
     return path.decline_reason(call, forced=forced)
 
 

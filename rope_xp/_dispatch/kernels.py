@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 
 from rope_xp._core.call import Call
 from rope_xp._core.forks import IMPORT_LOCK
+from rope_xp._core.memory import get_span, have_overlap
 from rope_xp._core.path import PathUnavailable
 from rope_xp._core.signals import defer_interrupts
 
@@ -104,6 +105,21 @@ def decline_norm(call: Call) -> str | None:
         return "its kernels take one weight for all heads"
     dtypes = {None if w is None else call.backend.dtype_name(w) for w in weights}
     return "weights of q and k differ in dtype, or one has none" if len(dtypes) > 1 else None
+
+
+def decline_slots(call: Call) -> str | None:
+    """Return why a kernel of a GPU does not write the keys of a call to slots, None if it can."""
+    if call.slots is None:
+        return None
+    q, k = call.arrays
+    if q.dtype != k.dtype:
+        return "its kernel writes k to slots where q has the same dtype"
+    if len(call.spec.axes.batch) > 1:
+        return "its kernel writes to slots by one batch axis"
+    cache, key = (get_span(call.backend.memory(x)) for x in (call.slots.cache, k))
+    if cache is not None and cache.memory.strides[-1] != cache.memory.itemsize:
+        return "the last axis of the cache is not contiguous"
+    return "k lies in the memory of the cache" if have_overlap(cache, key) else None
 
 
 def _is_out_of_memory(error: Exception) -> bool:

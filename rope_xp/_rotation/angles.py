@@ -19,6 +19,7 @@ docs/accuracy.md proves the bounds of the errors.
 """
 
 from rope_xp._core.call import DIGIT, DIGIT_BITS, LIMIT, AngleSource, CosSin, TableLookup
+from rope_xp._core.dtypes import NARROW
 from rope_xp._core.protocols import ArrayLibrary
 from rope_xp._core.typing import Array
 from rope_xp._rotation import fractions
@@ -31,7 +32,12 @@ def cos_sin(library: ArrayLibrary, source: AngleSource) -> tuple[Array, Array]:
     With several position components each frequency has those of the component that it reads.
     """
     if isinstance(source, CosSin):
-        return source.cos, source.sin
+        xp, tables = library.xp, (source.cos, source.sin)
+        narrow = [library.dtype_name(table) in NARROW for table in tables]
+        cos, sin = (
+            xp.astype(t, xp.float32) if n else t for t, n in zip(tables, narrow, strict=True)
+        )
+        return cos, sin
     whole, part = source.whole, source.part
     if whole is None:  # in all components
         return _look_up(library, source, library.arange(source.tokens, source.device), None)

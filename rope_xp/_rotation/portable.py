@@ -21,7 +21,7 @@ from rope_xp._core.call import (
     get_interleaved,
 )
 from rope_xp._core.typing import Array, Namespace
-from rope_xp._rotation import angles, norm
+from rope_xp._rotation import angles, norm, slots
 
 NAME = "portable"
 
@@ -39,9 +39,11 @@ def is_read_on_gpu(call: Call, lookup: TableLookup) -> bool:
 
 def for_kernel(call: Call, source: AngleSource, *, on_gpu: bool = False) -> TableLookup | CosSin:
     """Return the source if kernels read it, else its cos and sin."""
-    if isinstance(source, TableLookup) and (not on_gpu or is_read_on_gpu(call, source)):
-        return source
-    return source if isinstance(source, CosSin) else CosSin(*cos_sin(call, source))
+    if isinstance(source, TableLookup):
+        is_read = not on_gpu or is_read_on_gpu(call, source)
+    else:
+        is_read = on_gpu  # also in 16 bits
+    return source if is_read else CosSin(*cos_sin(call, source))
 
 
 def rotate(xp: Namespace, x: Array, cos: Array, sin: Array, spec: RotationSpec) -> Array:
@@ -76,6 +78,8 @@ def run(call: Call, rotate: Callable[..., Array] = rotate) -> tuple[Array, ...]:
 
     ``rotate`` is :func:`rotate`, or an equal that compiles better.
     """
+    if call.slots is not None:  # where a kernel could not be compiled
+        return slots.write_keys(call, run(slots.without_slots(call), rotate))
     call = norm.round_between(call)
     xp, results, norm_spec = call.backend.xp, [], call.spec.norm
     for part in call.split(one_dtype=False):

@@ -40,13 +40,17 @@ static void __syncthreads() { swapcontext(&threads[running], &scheduler); }
 static bool misaligned = false;
 extern "C" void __ubsan_handle_type_mismatch_v1(void *, void *) { misaligned = true; }
 
-using Kernel = void (*)(Arguments);
+using Kernel = void (*)(const void *);
 static Kernel kernel;
-static const Arguments *arguments;
+static const void *arguments;
+
+template <auto KERNEL, bool APART> static void call(const void *words) {
+  KERNEL(*static_cast<const Parts<APART> *>(words));
+}
 static std::vector<char> finished;
 
 static void run_thread() {
-  kernel(*arguments);
+  kernel(arguments);
   finished[running] = 1;
 }
 
@@ -80,22 +84,21 @@ static void run_block_together() {
 }
 
 static bool run(Kernel which, bool together, const unsigned *grid, const unsigned *block,
-                const Arguments *words) {
+                const void *words) {
   kernel = which;
   arguments = words;
-  gridDim = {grid[0], grid[1], 1};
+  gridDim = {grid[0], grid[1], grid[2]};
   blockDim = {block[0], block[1], block[2]};
   misaligned = false;
-  for (blockIdx.y = 0; blockIdx.y < gridDim.y; ++blockIdx.y) {
-    for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x) {
-      if (together) {
-        run_block_together();
-        continue;
-      }
-      for (unsigned i = 0; i < blockDim.x * blockDim.y * blockDim.z; ++i) {
-        threadIdx = index_of(i);
-        kernel(*arguments);
-      }
+  for (unsigned i = 0; i < grid[0] * grid[1] * grid[2]; ++i) {
+    blockIdx = {i % grid[0], i / grid[0] % grid[1], i / grid[0] / grid[1]};
+    if (together) {
+      run_block_together();
+      continue;
+    }
+    for (unsigned j = 0; j < blockDim.x * blockDim.y * blockDim.z; ++j) {
+      threadIdx = index_of(j);
+      kernel(arguments);
     }
   }
   return !misaligned;

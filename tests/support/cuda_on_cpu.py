@@ -48,7 +48,7 @@ def decline_reason():
 
 
 @lru_cache
-def _library(norm_dtype):
+def _library(norm_dtype, apart):
     """Compile the kernel for every key, without a norm or with that of a dtype.
 
     That takes five seconds, so one process of a run does it for all.
@@ -56,15 +56,15 @@ def _library(norm_dtype):
     import fcntl  # which Windows lacks
 
     source = Path(__file__).with_suffix(".cpp").read_text()
-    for key, i in _numbers(norm_dtype).items():
+    for key, i in _numbers(norm_dtype, apart).items():
         source += (
             f'extern "C" bool launch_{i}(const unsigned *grid, const unsigned *block, '
-            f"const Arguments *words) "
-            f"{{ return run({key.expression}, {int(together(key))}, grid, block, words); }}\n"
+            f"const void *words) {{ return run(call<{key.expression}, {int(key.apart)}>, "
+            f"{int(together(key))}, grid, block, words); }}\n"
         )
     source += 'extern "C" size_t size() { return sizeof(Arguments); }\n'
     include = cuda_folder("include")
-    file = Path(os.environ["ROPE_XP_TEST_BUILDS"], f"{norm_dtype}.cpp")
+    file = Path(os.environ["ROPE_XP_TEST_BUILDS"], f"{norm_dtype}_{apart}.cpp")
     made = file.with_suffix(".so")
     with file.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -75,7 +75,7 @@ def _library(norm_dtype):
             subprocess.run(command, check=True, timeout=300)
     library = ctypes.CDLL(str(made))
     library.size.restype = ctypes.c_size_t
-    assert library.size() == cuda_plan.ARGUMENTS.itemsize
+    assert library.size() == 8 * cuda_plan.N_ARGUMENTS
     return library
 
 
@@ -87,9 +87,9 @@ def together(key):
 def launch(key, grid, block, words):
     assert words.size == 1  # cupy passes no other array by value
     norm_dtype = key.dtype if key.norm else None
-    library = _library(norm_dtype)
-    assert words.itemsize == library.size()
-    function = getattr(library, f"launch_{_numbers(norm_dtype)[key]}")
+    library = _library(norm_dtype, key.apart)
+    assert words.itemsize == library.size() * (1 + key.apart)
+    function = getattr(library, f"launch_{_numbers(norm_dtype, key.apart)[key]}")
     function.restype = ctypes.c_bool
     integers = ctypes.c_uint * 3
     aligned = function(integers(*grid), integers(*block), ctypes.c_void_p(words.ctypes.data))
@@ -99,7 +99,8 @@ def launch(key, grid, block, words):
 def every_key():
     flags = (True, False)
     for (dtype, size), pairs_in, pairs_out in product(FLOATS.items(), flags, flags):
-        sources = range(1 if dtype == "float64" else 3)  # float64 is given cos and sin
+        # float64 is given cos and sin; those of 16 bits are for q and k that have as many.
+        sources = range({8: 1, 4: 3, 2: 4}[size])
         accesses = [access for access in (16, 8, 4, 2) if access >= size]
         for access, source, in_place in product(accesses, sources, flags):
             yield CudaKey(dtype, pairs_in, pairs_out, access, source, in_place)
@@ -110,14 +111,14 @@ def norm_keys():
 
 
 @lru_cache
-def _numbers(norm_dtype):
+def _numbers(norm_dtype, apart):
     keys = [key for key in norm_keys() if key.dtype == norm_dtype] if norm_dtype else every_key()
-    return {key: i for i, key in enumerate(keys)}
+    return {key._replace(apart=apart): i for i, key in enumerate(keys)}
 
 
 class Cuda(_Path):
     name = "cuda"
-    normalizes = True
+    normalizes = takes_slots = True
 
     def __init__(self):
         self.ran = []
@@ -127,9 +128,11 @@ class Cuda(_Path):
 
     def run(self, call):
         outs = call.out or glue._allocate(call)
+        if call.slots is not None:
+            outs = outs[0], call.slots.cache
         self.ran = cuda.build_launches(call, outs, lambda x: np.array(x, order="C"))
-        for key, grid, block, words, _ in self.ran:
-            launch(key, grid, block, words.view(cuda_plan.ARGUMENTS))
+        for ran in self.ran:
+            launch(ran.key, ran.grid, ran.block, ran.argument)
         return outs
 
 

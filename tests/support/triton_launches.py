@@ -69,7 +69,8 @@ def watched(variant):
         (before,) = seen("launches")
         launch(grid, tensors, numbers)
         (after,) = seen("launches")
-        given = [*(t.data_ptr() for t in tensors), *numbers]
+        given = [t.data_ptr() for t in tensors if t is not None]
+        given += [n for n in numbers if n is not None]
         got = seen("values", len(sizes), ctypes.c_uint64)
         found.append(
             {
@@ -92,6 +93,8 @@ def main():
     q, k = torch.ones(2, 7, 8, 64, dtype=torch.bfloat16), torch.ones(2, 7, 2, 64).bfloat16()
     at, rope = torch.arange(7) + 1_000_000, RoPE(layout="half")
     tables = rope.cos_sin(at, 64)
+    angles = rope.with_tables(*(table.bfloat16() for table in tables))
+    slots, cache = torch.arange(14).view(2, 7), torch.ones(20, 2, 64, dtype=torch.bfloat16)
     # As nothing is computed, its pages are never touched.
     large = torch.empty(1, (1 << 17) + 3, 128, 128, dtype=torch.bfloat16)
     calls = {
@@ -100,6 +103,11 @@ def main():
         "one token": lambda: rope.apply(q[:, :1], k[:, :1], at[:1]),
         "norm": lambda: rope.apply(q, k, at, norm=QKNorm(torch.ones(64), torch.ones(64))),
         "tables": lambda: rope_xp.apply_tables(q, *tables, layout="half"),
+        "tables of 16 bits": lambda: angles.rotate(q),
+        "slots": lambda: rope.apply(q, k, at, slots=slots, out=(None, cache)),
+        "pages": lambda: rope.apply(q, k, at, slots=slots, out=(q, cache.view(4, 5, 2, 64))),
+        "two positions": lambda: rope.apply(q, k[:, :5], at, k_positions=at[:5], out=(q, k[:, :5])),
+        "two tables": lambda: rope_xp.apply_angles(q, k, tables[0], k_angles=tables[1], out=(q, k)),
         "two dtypes": lambda: rope.apply(q, k.float(), at),
         "more than 2**31 elements": lambda: rope.rotate(large, out=large),
     }

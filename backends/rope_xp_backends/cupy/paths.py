@@ -9,7 +9,7 @@ from rope_xp._core.call import Call
 from rope_xp._core.path import Path
 from rope_xp._dispatch.kernels import Kernels
 from rope_xp_backends.gpu import cuda, relaxed_capture
-from rope_xp_backends.gpu.cuda_plan import ARGUMENTS, CudaKey
+from rope_xp_backends.gpu.cuda_plan import CudaKey
 
 OPTIONS = ("--std=c++17", "--fmad=false")
 SOURCE = pathlib.Path(cuda.__file__).with_name("rotate.cu")
@@ -27,7 +27,7 @@ class Cuda(Path):
     """The kernel of gpu/rotate.cu, compiled for a device when it is first needed there."""
 
     name = "cuda"
-    normalizes = True
+    normalizes = takes_slots = True
 
     def __init__(self) -> None:
         self._kernels: Kernels[tuple[CudaKey, int], Any] = Kernels("cupy", lambda: compile_kernel)
@@ -41,13 +41,16 @@ class Cuda(Path):
         """Launch the kernel, for q and k at once where they have one dtype and one position."""
         device = int(call.arrays[0].device.id)
         with cupy.cuda.Device(device):
-            outs = call.out or tuple(_empty_result(x) for x in call.arrays)
+            outs = call.out
+            if outs is None and call.slots is not None:
+                outs = _empty_result(call.arrays[0]), call.slots.cache
+            outs = outs or tuple(_empty_result(x) for x in call.arrays)
             launches = cuda.build_launches(call, outs, lambda x: cupy.array(x, order="C"))
             # What fails in the capture of a graph may work at other times.
             give_up = not cupy.cuda.get_current_stream().is_capturing()
             kernels = [self._kernels.get((x.key, device), give_up=give_up) for x in launches]
             for kernel, launch in zip(kernels, launches, strict=True):
-                kernel(launch.grid, launch.block, (launch.params.view(ARGUMENTS),))
+                kernel(launch.grid, launch.block, (launch.argument,))
         return outs
 
 

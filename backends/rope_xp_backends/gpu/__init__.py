@@ -16,7 +16,7 @@ class OperandLayout(NamedTuple):
     """Axes and strides of one array or two. Strides are in bytes or elements, as given."""
 
     rows: list[CollapsedDim]
-    """Batch and token axes, collapsed, with strides of arrays, results and angles."""
+    """Batch and token axes, collapsed, with strides of arrays, results, angles and slots."""
     heads: Ints
     """Of each array."""
     head_strides: Ints
@@ -33,12 +33,12 @@ class OperandLayout(NamedTuple):
 def collapse_operands(
     spec: RotationSpec,
     arrays: Sequence[StridedLayout],
-    angles: Sequence[StridedLayout],
+    angles: Sequence[StridedLayout | None],
     in_place: Sequence[bool],
 ) -> OperandLayout:
-    """Collapse the axes of arrays, as many results, and angles (batch..., tokens).
+    """Collapse the axes of arrays, as many results, and angles and slots (batch..., tokens).
 
-    No angles stand for implicit positions 0, 1, 2, ...
+    None stands for implicit positions 0, 1, 2, ...
     """
     n, axis = len(in_place), spec.axes.heads
     heads = tuple([1 if axis is None else x.shape[axis] for x in arrays[:n]])
@@ -48,6 +48,47 @@ def collapse_operands(
     copies = arrays[0].shape[-1] > spec.rotary_dim and not all(in_place)
     rows = collapse_dims(spec.axes.batch_tokens, arrays, angles)
     return OperandLayout(rows, heads, strides, copies)
+
+
+class SlotLayout(NamedTuple):
+    """Layout of slots, (batch..., tokens), and of the cache that they number."""
+
+    shape: Ints
+    strides: Ints
+    dtype: str
+    page: int
+    """Slots of a page; all where there is one page, or where pages are sequences."""
+    limit: int
+    """Slots of all pages, or of a sequence."""
+    page_step: int
+    """Stride of pages, 0 where slots are not numbered through them."""
+    slot_step: int
+
+
+def lay_out_keys(
+    cache: StridedLayout,
+    k: StridedLayout,
+    slots: StridedLayout,
+    dtype: str,
+    spec: RotationSpec,
+    of_sequences: bool,
+) -> tuple[StridedLayout, SlotLayout]:
+    """Return the strides of k's result in a cache, but for slots, and the layout of slots.
+
+    ``cache`` is (pages, slots, heads, head_dim), as in :class:`rope_xp._core.call.Slots`.
+    """
+    pages, page = cache.shape[:2]
+    page_step, slot_step, head_step, step = cache.strides
+    strides = [0] * len(k.shape)
+    strides[-1] = step
+    if spec.axes.heads is not None:
+        strides[spec.axes.heads] = head_step
+    if of_sequences:
+        for axis in reversed(spec.axes.batch):
+            strides[axis], page_step = page_step, page_step * k.shape[axis]
+    through = pages > 1 and not of_sequences
+    numbers = page, page * (1 if of_sequences else pages), page_step if through else 0, slot_step
+    return StridedLayout(k.shape, tuple(strides)), SlotLayout(*slots, dtype, *numbers)
 
 
 @contextmanager

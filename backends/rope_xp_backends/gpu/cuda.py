@@ -12,10 +12,21 @@ from rope_xp._core.call import Call, CosSin, get_interleaved
 from rope_xp._core.memory import Memory, StridedLayout, alignment
 from rope_xp._core.typing import Array
 from rope_xp._dispatch.backend import Backend
-from rope_xp._dispatch.kernels import decline_norm
+from rope_xp._dispatch.kernels import decline_norm, decline_slots
 from rope_xp._rotation import portable
 
-from .cuda_plan import COMPONENTS, COS_SIN, TABLE_LOOKUP, THREADS, CudaLaunch, plan_steps
+from . import lay_out_keys
+from .cuda_plan import (
+    COMPONENTS,
+    COS_SIN,
+    NARROW_COS_SIN,
+    TABLE_LOOKUP,
+    THREADS,
+    WEIGHTS,
+    CudaLaunch,
+    join_launches,
+    plan_steps,
+)
 
 Arrays: TypeAlias = tuple[Array, ...]
 Contiguous: TypeAlias = Callable[[Array], Array]
@@ -37,7 +48,14 @@ def decline_reason(call: Call) -> str | None:
     fits = kinds == {(call.arrays[0].dtype, call.spec.rotary_dim)} and head_dim <= THREADS
     if norm is not None and not fits:
         return f"its kernel normalizes what is rotated, of {THREADS} components, in one dtype"
-    return decline_norm(call)
+    return decline_slots(call) or decline_norm(call) or _decline_pages(call)
+
+
+def _decline_pages(call: Call) -> str | None:
+    if call.slots is None or call.slots.of_sequences:
+        return None
+    pages, page = call.slots.cache.shape[:2]
+    return "its kernel counts pages in 32 bits" if pages > 1 and pages * page >= 1 << 32 else None
 
 
 def _list_weights(call: Call) -> list[Array]:
@@ -49,15 +67,25 @@ def build_launches(call: Call, outs: Arrays, contiguous: Contiguous) -> list[Cud
 
     Arrays and results must have a contiguous last axis and addresses aligned to their elements.
     """
-    parts = replace(call, out=outs).split(one_dtype=True)
-    return [launch for part in parts for launch in _launch_part(part, contiguous)]
+    call = replace(call, out=outs)
+    if len(call.angles) > 1 or call.arrays[0].dtype != call.arrays[-1].dtype:
+        q, k = replace(call, slots=None).split(one_dtype=True)
+        of_q = _launch_part(q, contiguous)
+        of_k = _launch_part(replace(k, slots=call.slots), contiguous, only_k=True)
+        joined = join_launches(*of_q, *of_k) if len(of_q) == len(of_k) == 1 else None
+        return [*of_q, *of_k] if joined is None else [joined]
+    return _launch_part(call, contiguous)
 
 
-def _read_addresses(backend: Backend, arrays: Arrays, outs: Arrays, rows: Arrays) -> list[int]:
+def _read_addresses(
+    backend: Backend, arrays: Arrays, outs: Arrays, rows: Arrays, only_k: bool
+) -> list[int]:
     """Return the pointers of arrays, results and rows, in the order of the kernel."""
     pointers = []
     for operands in (arrays, outs, rows):
-        pointers += [*(_memory(backend, x).pointer for x in operands), 0, 0][:2]
+        own = [_memory(backend, x).pointer for x in operands]
+        is_k = only_k and operands is not rows
+        pointers += [0, *own] if is_k else [*own, 0, 0][:2]
     return pointers
 
 
@@ -80,7 +108,10 @@ def _locate_angles(
     angles = portable.for_kernel(call, call.angles[0], on_gpu=True)
     tables: tuple[Array | None, ...] = (None,) * 4
     if isinstance(angles, CosSin):
-        source, arrays = COS_SIN, [angles.cos, angles.sin]
+        x, (cos, sin) = call.arrays[0], portable.cos_sin(call, angles)
+        source, arrays = COS_SIN, [cos, sin]
+        if cos is not angles.cos and angles.cos.dtype == angles.sin.dtype == x.dtype:
+            source, arrays = NARROW_COS_SIN, [angles.cos, angles.sin]
     else:
         source, arrays = TABLE_LOOKUP, [] if angles.whole is None else [angles.whole]
         low, middle, high, _, component = angles.tables
@@ -91,13 +122,13 @@ def _locate_angles(
             source = COMPONENTS
     for i, x in enumerate(arrays):
         memory = _memory(call.backend, x)
-        contiguous_rows = source != COS_SIN or _has_contiguous_rows(memory)
+        contiguous_rows = source not in (COS_SIN, NARROW_COS_SIN) or _has_contiguous_rows(memory)
         if not (contiguous_rows and _has_aligned_elements(memory)):
             arrays[i] = contiguous(x)
     return source, tuple(arrays), tables
 
 
-def _launch_part(call: Call, contiguous: Contiguous) -> list[CudaLaunch]:
+def _launch_part(call: Call, contiguous: Contiguous, *, only_k: bool = False) -> list[CudaLaunch]:
     """Return the launches of arrays of one dtype, which share their angles."""
     backend, spec, arrays, outs = call.backend, call.spec, call.arrays, call.out or ()
     source, angles, tables = _locate_angles(call, contiguous)
@@ -114,9 +145,16 @@ def _launch_part(call: Call, contiguous: Contiguous) -> list[CudaLaunch]:
         pinned += arrays
         in_place = (False,) * n
         memories[:n] = [_memory(backend, x) for x in arrays]
+    layouts, slots, slot_layout = _list_layouts(memories), call.slots, None
+    if slots is not None:
+        numbers, of_k = _memory(backend, slots.numbers), layouts[n - 1]
+        own, dtype = _list_layouts([numbers])[0], backend.dtype_name(slots.numbers)
+        key, slot_layout = lay_out_keys(layouts[-1], of_k, own, dtype, spec, slots.of_sequences)
+        layouts = (*layouts[:-1], key)
+        pinned += (slots.numbers,)
     weights = [_memory(backend, weight).pointer for weight in _list_weights(call)]
     steps = plan_steps(
-        _list_layouts(memories),
+        layouts,
         in_place,
         alignment(*weights, *(x.pointer for x in memories)),
         backend.dtype_name(arrays[0]),
@@ -125,14 +163,17 @@ def _launch_part(call: Call, contiguous: Contiguous) -> list[CudaLaunch]:
         alignment(*(x.pointer for x in angle_memories)),
         any(x.itemsize == 8 for x in angle_memories),
         spec,
+        slot_layout,
+        only_k,
     )
-    pointers = _read_addresses(backend, arrays, outs, angles)
+    pointers = _read_addresses(backend, arrays, outs, angles, only_k)
+    tables += (slots and slots.numbers,)
     pointers += [0 if x is None else _memory(backend, x).pointer for x in tables]
     launches = []
     for step in steps:
         params = step.params.copy()
         params[: len(pointers)] += pointers
-        params[-5:-3] += [*weights, 0, 0][:2]
+        params[WEIGHTS] += [0, *weights] if only_k and weights else [*weights, 0, 0][:2]
         launches.append(step._replace(params=params, pinned=pinned))
     return launches
 

@@ -11,7 +11,7 @@ from rope_xp._core.dtypes import FLOATS
 from rope_xp._core.memory import ACCESS, CollapsedDim, Ints, StridedLayout, alignment
 from rope_xp._core.typing import Array
 
-from . import OperandLayout, collapse_operands
+from . import OperandLayout, SlotLayout, collapse_operands
 
 THREADS = 256
 """Of a block, at most; the kernel is compiled for that many."""
@@ -23,15 +23,19 @@ WARP = 32
 MAX_GRID_Y = 65535
 MAX_BLOCK_Z = 64
 
-COS_SIN, TABLE_LOOKUP, COMPONENTS = 0, 1, 2
-"""Sources of angles: tables of the call, one position a token, several."""
+COS_SIN, TABLE_LOOKUP, COMPONENTS, NARROW_COS_SIN = range(4)
+"""Sources of angles: tables of the call, one position a token, several; tables of q's 16 bits."""
+
+_GIVEN = COS_SIN, NARROW_COS_SIN
 
 TYPES = {"float16": "__half", "bfloat16": "__nv_bfloat16", "float32": "float", "float64": "double"}
 
-POINTERS = 10
-"""q, k, their results; positions or cosines, sines; three digit tables, and components."""
-ARGUMENTS = np.dtype([("params", np.int64, (POINTERS + 36,))])
-"""``Arguments`` of the kernel. One array element, as cupy passes no more than one by value."""
+POINTERS = 11
+"""q, k, their results; positions or cosines, sines; three digit tables, components, and slots."""
+INNER = POINTERS + 1
+"""The length of the inner axis, among the parameters."""
+N_ARGUMENTS = POINTERS + 43
+WEIGHTS = slice(N_ARGUMENTS - 10, N_ARGUMENTS - 8)
 
 
 class CudaKey(NamedTuple):
@@ -46,6 +50,8 @@ class CudaKey(NamedTuple):
     in_place: bool
     """Whether q or k are overwritten."""
     norm: bool = False
+    apart: bool = False
+    """Whether k has tokens and angles of its own."""
 
     @property
     def expression(self) -> str:
@@ -58,12 +64,17 @@ class CudaLaunch(NamedTuple):
     """One launch of a kernel."""
 
     key: CudaKey
-    grid: tuple[int, int]
+    grid: tuple[int, int, int]
     block: tuple[int, int, int]
     params: np.ndarray
-    """int64; as ARGUMENTS the kernel's one argument. A plan has offsets to add to the pointers."""
+    """int64; ``Arguments`` of the kernel, once or twice. A plan has offsets to add to pointers."""
     pinned: tuple[Array, ...] = ()
     """Arrays that the launch reads besides q and k, which must outlive it."""
+
+    @property
+    def argument(self) -> np.ndarray:
+        """The kernel's one argument: an element, as cupy passes no more than one by value."""
+        return self.params.view([("params", np.int64, self.params.shape)])
 
 
 @cached(256)
@@ -77,30 +88,38 @@ def plan_steps(
     angles_alignment: int,
     long_positions: bool,
     spec: RotationSpec,
+    slots: SlotLayout | None = None,
+    only_k: bool = False,
 ) -> tuple[CudaLaunch, ...]:
     """Return the launches that rotate one array or two, given as inputs and then results.
 
     Angles are positions, (components, batch..., tokens) if there are several, or cos and sin;
-    none for implicit positions. Alignments are those of pointers, in bytes.
+    none for implicit positions. Alignments are those of pointers, in bytes. The result of k lies in
+    the cache of ``slots``, if there are any. With ``only_k`` the one array is k.
     """
     size = FLOATS[dtype]
     # Components are the first axis of positions, pairs the last of cosines and sines.
-    row_axes = slice(int(source == COMPONENTS), -1 if source == COS_SIN else None)
-    angle_layouts = [StridedLayout(a.shape[row_axes], a.strides[row_axes]) for a in angles]
-    layout = collapse_operands(spec, arrays, angle_layouts, in_place)
-    rows, heads = _order_rows(layout, implicit=not angles), layout.heads
+    row_axes = slice(int(source == COMPONENTS), -1 if source in _GIVEN else None)
+    others: list[StridedLayout | None] = [
+        StridedLayout(a.shape[row_axes], a.strides[row_axes]) for a in angles
+    ]
+    others = others or [None]
+    others += [StridedLayout(slots.shape, slots.strides)] if slots else []
+    layout = collapse_operands(spec, arrays, others, in_place)
+    rows, heads = _order_rows(layout, not angles, slots is not None, only_k), layout.heads
     if sum(heads) == 0 or any(row.length == 0 for row in rows):
         return ()
+    steps = (slots.page_step, slots.slot_step) if slots else (0, 0)
     pairs, head_dim = spec.rotary_dim // 2, arrays[0].shape[-1]
     before, rotated = spec.rotary_offset * size, spec.rotary_dim * size
-    aligned = alignment(address_alignment, before, *chain(*layout.strides()))
+    aligned = alignment(address_alignment, before, *steps, *chain(*layout.strides()))
     if layout.copies:
         aligned = alignment(aligned, head_dim * size)
     angles_aligned = alignment(angles_alignment, *(s for row in rows for s in row.steps[4:6]))
     access, pairs_a_thread = _choose_access(spec, source, size, pairs, aligned, angles_aligned)
     rotating = pairs // pairs_a_thread
     lanes = rotating + ((head_dim * size - rotated) // access if layout.copies else 0)
-    no_axis = CollapsedDim(1, (0,) * 7)
+    no_axis = CollapsedDim(1, (0,) * 8)
     inner, outer, *rest = [*rows, no_axis, no_axis][: max(len(rows), 2)]
     # As the kernel: accesses of a head, of which a thread has four in flight.
     at_once = 4 // (2 * pairs_a_thread * size // access)
@@ -111,32 +130,52 @@ def plan_steps(
     key = CudaKey(dtype, *get_interleaved(spec), access, source, *flags)
     launches = []
     for index in product(*(range(row.length) for row in rest)):
-        offsets = [0] * 7
+        offsets = [0] * 8
         for i, row in zip(index, rest, strict=True):
             offsets = [a + i * b for a, b in zip(offsets, row.steps, strict=True)]
         numbers = (
             *(outer.length, inner.length, *outer.steps, *inner.steps),
-            *(heads[0], sum(heads), *_pad_for_k(layout.head_strides)),
+            *(0 if only_k else heads[0], sum(heads), *_pad(layout.head_strides, only_k)),
             *(angles[0].strides[0] if source == COMPONENTS else 0, offsets[6]),
             *(pairs, before, rotated, rotating, lanes, long_positions, spec.inverse),
         )
-        params = (*offsets[:6], *(0,) * (POINTERS - 6), *numbers, 0, 0, *bits_of_norm)
-        launches.append(CudaLaunch(key, grid, block, np.array(params, np.int64)))
+        pointers = *offsets[:6], *(0,) * (POINTERS - 7), offsets[7]
+        of_slots = (slots.dtype == "int64", slots.page, slots.limit) if slots else (0, 0, 0)
+        params = *pointers, *numbers, 0, 0, *bits_of_norm, *of_slots, *steps
+        launches.append(CudaLaunch(key, (*grid, 1), block, np.array(params, np.int64)))
     return tuple(launches)
 
 
-def _order_rows(layout: OperandLayout, *, implicit: bool) -> list[CollapsedDim]:
+def join_launches(q: CudaLaunch, k: CudaLaunch) -> CudaLaunch | None:
+    """Return one launch of q and of k with angles of its own, None where kernels differ."""
+    if q.key != k.key:
+        return None
+    inner = max(int(x.params[INNER]) for x in (q, k))
+    grid = -(-inner // q.block[2]), max(q.grid[1], k.grid[1]), 2
+    params = np.concatenate([q.params, k.params])
+    return CudaLaunch(q.key._replace(apart=True), grid, q.block, params, q.pinned + k.pinned)
+
+
+def _order_rows(
+    layout: OperandLayout, implicit: bool, has_slots: bool, only_k: bool
+) -> list[CollapsedDim]:
     """Return collapsed axes, the longest first, with strides in the order of the kernel."""
     rows, n = [], len(layout.head_strides)
     for length, strides in layout.rows:
-        angles = (0, 0, strides[n]) if implicit else (*(*strides[n:], 0)[:2], 0)
-        rows.append(CollapsedDim(length, (*_pad_for_k(strides[:n]), *angles)))
+        angles, of_slots = strides[n:], 0
+        if has_slots:
+            *angles, of_slots = strides[n:]  # type: ignore[assignment]  # as many
+        cos_sin_count = (0, 0, *angles) if implicit else (*(*angles, 0)[:2], 0)
+        rows.append(CollapsedDim(length, (*_pad(strides[:n], only_k), *cos_sin_count, of_slots)))
     return sorted(rows, key=lambda row: -row.length)
 
 
-def _pad_for_k(numbers: Ints) -> Ints:
-    """Return numbers of q, k and their results, with zeros for an absent k."""
-    return numbers if len(numbers) == 4 else (numbers[0], 0, numbers[1], 0)
+def _pad(numbers: Ints, only_k: bool) -> Ints:
+    """Return numbers of q, k and their results, with zeros for what is absent."""
+    if len(numbers) == 4:
+        return numbers
+    x, out = numbers
+    return (0, x, 0, out) if only_k else (x, 0, out, 0)
 
 
 def _choose_access(
@@ -150,7 +189,8 @@ def _choose_access(
         if both and count > 1:
             count //= 2
         # cos and sin are read by up to 16 bytes too; digit tables are as well aligned as rows.
-        angles = min(count * max(size, 4), ACCESS) if source == COS_SIN else 1
+        of_tables = {COS_SIN: max(size, 4), NARROW_COS_SIN: size}.get(source)
+        angles = min(count * of_tables, ACCESS) if of_tables else 1
         if access == size or not (aligned % access or pairs % count or angles_aligned % angles):
             return access, count
         access //= 2

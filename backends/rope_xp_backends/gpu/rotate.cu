@@ -10,7 +10,7 @@
 #include <cuda_fp16.h>
 
 struct Strides {  // of an axis of rows, in bytes; of implicit positions, in tokens
-  long long q, k, q_out, k_out, angles, sines, count;
+  long long q, k, q_out, k_out, angles, sines, count, slots;
 };
 
 struct Arguments {  // 64 bits each: cuda_plan.py lists them in the same order
@@ -20,6 +20,7 @@ struct Arguments {  // 64 bits each: cuda_plan.py lists them in the same order
   const char *sines;        // null where angles are looked up
   const float *low, *middle, *high;
   const int *component;     // which position component each pair reads, where there are several
+  const char *slots;        // of a cache, to which keys go; null where they go to a result
   long long outer, inner;   // lengths of two axes that hold all tokens of all batches
   Strides outer_strides, inner_strides;
   long long q_heads, heads; // of q; of q and k
@@ -32,6 +33,14 @@ struct Arguments {  // 64 bits each: cuda_plan.py lists them in the same order
   long long inverse;
   const char *q_weight, *k_weight;  // of a norm, in the dtype of q and k; null where it has none
   double share, eps, weight_offset;  // share: 1 / components that are normalized
+  long long long_slots;     // whether they have 64 bits, else 32
+  long long page, limit;    // slots of a page, and of all; others are not written
+  long long page_step, slot_step;  // in bytes; pages are apart by 0 where there is one
+};
+
+// q and k, or each of them with tokens and angles of its own.
+template <bool APART> struct Parts {
+  Arguments part[APART ? 2 : 1];
 };
 
 // As in rope_xp/_rotation/tables.py.
@@ -40,10 +49,11 @@ struct Arguments {  // 64 bits each: cuda_plan.py lists them in the same order
 #define TOP_DIGIT 512
 #define LIMIT 2147483648LL
 
-// Sources of angles: tables of the call, one position a token, several.
+// Sources of angles: tables of the call, one position a token, several; tables of the dtype of q.
 #define COS_SIN 0
 #define TABLE_LOOKUP 1
 #define COMPONENTS 2
+#define NARROW_COS_SIN 3
 
 // --- numbers ------------------------------------------------------------------------------------
 
@@ -178,7 +188,7 @@ __device__ __forceinline__ long long position_of(const Arguments &a, const char 
 }
 
 // cos and sin of N pairs of a row, from pair `first` on.
-template <int SOURCE, typename C, int N>
+template <int SOURCE, typename T, typename C, int N>
 __device__ __forceinline__ void find_angles(C (&cos)[N], C (&sin)[N], const Arguments &a,
                                             long long outer, long long inner, int first) {
   if constexpr (SOURCE == COS_SIN) {
@@ -186,6 +196,17 @@ __device__ __forceinline__ void find_angles(C (&cos)[N], C (&sin)[N], const Argu
     const char *s = a.sines + outer * a.outer_strides.sines + inner * a.inner_strides.sines;
     read_row(cos, reinterpret_cast<const C *>(c) + first);
     read_row(sin, reinterpret_cast<const C *>(s) + first);
+  } else if constexpr (SOURCE == NARROW_COS_SIN) {
+    const char *c = a.angles + outer * a.outer_strides.angles + inner * a.inner_strides.angles;
+    const char *s = a.sines + outer * a.outer_strides.sines + inner * a.inner_strides.sines;
+    T narrow_cos[N], narrow_sin[N];
+    read_row(narrow_cos, reinterpret_cast<const T *>(c) + first);
+    read_row(narrow_sin, reinterpret_cast<const T *>(s) + first);
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      cos[i] = Element<T>::widen(narrow_cos[i]);
+      sin[i] = Element<T>::widen(narrow_sin[i]);
+    }
   } else if constexpr (SOURCE == TABLE_LOOKUP) {
     look_up(cos, sin, a, position_of(a, a.angles, outer, inner), first);
   } else {
@@ -202,6 +223,18 @@ __device__ __forceinline__ void find_angles(C (&cos)[N], C (&sin)[N], const Argu
 #pragma unroll
     for (int i = 0; i < N; ++i) sin[i] = negative(sin[i]);
   }
+}
+
+// Where the key of a row goes in the cache: its distance in bytes, below zero if nowhere.
+__device__ __forceinline__ long long find_slot(const Arguments &a, long long outer,
+                                               long long inner) {
+  const char *const at = a.slots + outer * a.outer_strides.slots + inner * a.inner_strides.slots;
+  const long long slot = a.long_slots ? read_constant<long long>(at) : read_constant<int>(at);
+  if (slot < 0 || slot >= a.limit) return -1;
+  if (a.page_step == 0) return slot * a.slot_step;
+  // Pages are counted in 32 bits, as 64 take 100 instructions.
+  const unsigned of_pages = static_cast<unsigned>(slot), page = static_cast<unsigned>(a.page);
+  return of_pages / page * a.page_step + of_pages % page * a.slot_step;
 }
 
 // Blocks that are to fit a multiprocessor: as many as registers allow without spilling them, as
@@ -259,11 +292,13 @@ __device__ __forceinline__ void turn(W (&results)[WORDS], const W (&words)[WORDS
 
 // T: of q and k. INTERLEAVED_IN, INTERLEAVED_OUT: whether pairs are (2i, 2i+1), else (i, i + r/2).
 // ACCESS: bytes of a load or store. IN_PLACE: whether q or k are overwritten. NORM: whether the
-// rotated slice is normalized; then a block has all threads of a head.
+// rotated slice is normalized; then a block has all threads of a head. APART: whether k has tokens
+// and angles of its own.
 template <typename T, bool INTERLEAVED_IN, bool INTERLEAVED_OUT, int ACCESS, int SOURCE,
-          bool IN_PLACE, bool NORM>
-__global__ void __launch_bounds__(THREADS, BLOCKS(SOURCE, NORM))
-    rotate(const __grid_constant__ Arguments a) {
+          bool IN_PLACE, bool NORM, bool APART>
+__global__ void __launch_bounds__(THREADS, BLOCKS(SOURCE, NORM || APART))
+    rotate(const __grid_constant__ Parts<APART> parts) {
+  const Arguments &a = parts.part[APART ? blockIdx.z : 0];
   using C = typename Element<T>::Computed;
   using W = typename Word<ACCESS>::Type;
   constexpr bool PAIRS = INTERLEAVED_IN && INTERLEAVED_OUT;
@@ -311,9 +346,15 @@ __global__ void __launch_bounds__(THREADS, BLOCKS(SOURCE, NORM))
 #pragma unroll
       for (int u = 0; u < HEADS; ++u) read_head(words[u], threadIdx.y + u * blockDim.y);
       C cos[N], sin[N];
-      if (turning && present) find_angles<SOURCE>(cos, sin, a, outer, inner, first);
+      if (turning && present) find_angles<SOURCE, T>(cos, sin, a, outer, inner, first);
       char *const q_out = a.q_out + outer * of_outer.q_out + inner * of_inner.q_out + to;
-      char *const k_out = a.k_out + outer * of_outer.k_out + inner * of_inner.k_out + to;
+      char *k_out = a.k_out + outer * of_outer.k_out + inner * of_inner.k_out + to;
+      bool stored = true;
+      if (a.slots != nullptr && present) {
+        const long long distance = find_slot(a, outer, inner);
+        stored = distance >= 0;
+        k_out += distance;
+      }
 
       for (int base = 0; base < heads; base += step) {
         if constexpr (TOGETHER || NORM) __syncthreads();
@@ -358,6 +399,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS(SOURCE, NORM))
             results[0] = words[u][0];
           }
           read_head(words[u], head + step);  // before these are written, which takes a while
+          if (head >= q_heads && !stored) continue;
           if (turning) {
 #pragma unroll
             for (int i = 0; i < WORDS; ++i) {

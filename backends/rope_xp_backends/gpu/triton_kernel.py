@@ -22,10 +22,13 @@ _TOP = tl.constexpr(TOP_DIGIT)
 @triton.jit
 def rotate(  # noqa: PLR0912, PLR0915  # most branches are constants of a variant
     q_weight, k_weight, q, q_out, k, k_out, table, table_2, table_3, positions, components,
+    k_table, k_table_2, k_positions, slots,
     rows, tokens, q_heads, k_heads,
     q_batch, q_token, q_head, q_out_batch, q_out_token, q_out_head,
     k_batch, k_token, k_head, k_out_batch, k_out_token, k_out_head,
     angle_batch, angle_token, angle_component, eps, weight_offset,
+    k_rows, k_tokens, q_programs, k_angle_batch, k_angle_token, k_angle_component,
+    slot_batch, slot_token, page, limit, page_step, slot_step,
     head_dim: tl.constexpr, pairs: tl.constexpr, offset: tl.constexpr,
     interleaved_in: tl.constexpr, interleaved_out: tl.constexpr, inverse: tl.constexpr,
     angles: tl.constexpr, both: tl.constexpr, q_in_place: tl.constexpr, k_in_place: tl.constexpr,
@@ -33,7 +36,7 @@ def rotate(  # noqa: PLR0912, PLR0915  # most branches are constants of a varian
     unit: tl.constexpr, table_unit: tl.constexpr,
     tile_tokens: tl.constexpr, tile_heads: tl.constexpr, tiles: tl.constexpr,
     barrier: tl.constexpr, evict_first: tl.constexpr,
-    normalized: tl.constexpr,
+    apart: tl.constexpr, paged: tl.constexpr, normalized: tl.constexpr,
 ):  # fmt: skip
     """Rotate tiles * tile_tokens of the rows = batch * tokens, in tile_heads heads of q or of k.
 
@@ -43,20 +46,38 @@ def rotate(  # noqa: PLR0912, PLR0915  # most branches are constants of a varian
     cos and sin, table_3 and positions unused; so are positions if angles is "implicit".
     components holds the position component that each pair reads, if angles is "components".
     eps and weight_offset are the bits of float64.
+    If apart, k has tokens and angles of its own, and its programs follow the q_programs of q.
+    With slots, k_out is a cache, in which a slot that is below zero, or not below limit, is left.
     """
     x, out, heads, x_batch, x_token, x_head = q, q_out, q_heads, q_batch, q_token, q_head
     out_batch, out_token, out_head, weight = q_out_batch, q_out_token, q_out_head, q_weight
     # Components beside the slice are copied, but not onto themselves.
     copied_heads = q_heads * (0 if q_in_place else 1)
-    q_groups = tl.cdiv(q_heads, tile_heads)
-    groups = q_groups + tl.cdiv(k_heads, tile_heads) if both else q_groups
-    program, group = tl.program_id(0) // groups, tl.program_id(0) % groups
-    if both:  # noqa: SIM102  # it is a constant, and the condition below is none
-        if group >= q_groups:
+    q_groups, program = tl.cdiv(q_heads, tile_heads), tl.program_id(0)
+    groups = q_groups + tl.cdiv(k_heads, tile_heads) if both and not apart else q_groups
+    of_k = program >= (q_programs if apart else 0)
+    if apart:  # noqa: SIM102  # it is a constant, and the condition below is none
+        if of_k:
+            program, groups, rows, tokens = (
+                program - q_programs,
+                tl.cdiv(k_heads, tile_heads),
+                k_rows,
+                k_tokens,
+            )
+            angle_batch, angle_token = k_angle_batch, k_angle_token
+            if angles == "tables":
+                table, table_2 = k_table, k_table_2
+            else:
+                positions, angle_component = k_positions, k_angle_component
+    program, group = program // groups, program % groups
+    if both and not apart:
+        of_k = group >= q_groups
+        group -= of_k.to(tl.int32) * q_groups
+    if both:  # noqa: SIM102  # as above
+        if of_k:
             x, out, heads, x_batch, x_token, x_head = k, k_out, k_heads, k_batch, k_token, k_head
             out_batch, out_token, out_head, weight = k_out_batch, k_out_token, k_out_head, k_weight
             copied_heads = k_heads * (0 if k_in_place else 1)
-            group -= q_groups
     if int64_offsets:
         program = program.to(tl.int64)
     head = group * tile_heads + tl.arange(0, tile_heads)
@@ -74,9 +95,6 @@ def rotate(  # noqa: PLR0912, PLR0915  # most branches are constants of a varian
         mask = (alive[:, None] & (head < heads)[None, :])[:, :, None]
         start = (batch * x_batch + token * x_token)[:, None] + head[None, :] * x_head
         source = x + (start * unit)[:, :, None]
-        start = (batch * out_batch + token * out_token)[:, None] + head[None, :] * out_head
-        target = out + (start * unit)[:, :, None]
-
         if copies:
             c = tl.arange(0, triton.next_power_of_2(head_dim))
             beside = mask & ((c < offset) | ((c >= offset + 2 * pairs) & (c < head_dim)))
@@ -92,6 +110,20 @@ def rotate(  # noqa: PLR0912, PLR0915  # most branches are constants of a varian
             *(table, table_2, table_3, positions, components, angle_component, alive[:, None]),
             *((batch * angle_batch + token * angle_token)[:, None], pairs, angles, table_unit),
         )
+        row_start, target_mask = batch * out_batch + token * out_token, mask
+        if slots is not None:
+            slot = tl.load(
+                slots + batch * slot_batch + token * slot_token, mask=alive & of_k, other=0
+            )
+            target_mask &= (slot >= 0)[:, None, None]
+            target_mask &= ((slot < limit) | (not of_k))[:, None, None]
+            slot = slot.to(row_start.dtype)
+            if paged:
+                row_start += (slot // page) * page_step + (slot % page) * slot_step
+            else:
+                row_start += slot * slot_step
+        start = row_start[:, None] + head[None, :] * out_head
+        target = out + (start * unit)[:, :, None]
         if q_weight is not None:
             pointers = weight + (offset if scales else 0) + tl.zeros((1, 1, 1), tl.int32)
             w1, w2 = _load_pairs(pointers, True, "", fill, pairs, interleaved_in)
@@ -120,8 +152,8 @@ def rotate(  # noqa: PLR0912, PLR0915  # most branches are constants of a varian
             if scales:
                 passing = (passing * factor).to(target.dtype.element_ty)
         if copies:
-            tl.store(target + c, passing, mask=beside)
-        _store_pairs(target + offset, y1, y2, mask, pairs, interleaved_out)
+            tl.store(target + c, passing, mask=beside & target_mask)
+        _store_pairs(target + offset, y1, y2, target_mask, pairs, interleaved_out)
 
 
 @triton.jit
@@ -130,8 +162,10 @@ def _load_angles(
     pairs: tl.constexpr, angles: tl.constexpr, table_unit: tl.constexpr,
 ):  # fmt: skip
     if angles == "tables":
-        cos = _load_row(table, start * table_unit, alive, pairs, 1.0)
-        sin = _load_row(table_2, start * table_unit, alive, pairs, 0.0)
+        cos = _load_row(table, start * table_unit, alive, pairs, None)
+        sin = _load_row(table_2, start * table_unit, alive, pairs, None)
+        if cos.dtype.primitive_bitwidth < 32:
+            cos, sin = cos.to(tl.float32), sin.to(tl.float32)
     else:
         position = start.to(tl.int64)
         if angles == "positions":

@@ -14,7 +14,7 @@ from rope_xp._core.call import RotationSpec, get_interleaved
 from rope_xp._core.dtypes import FLOATS
 from rope_xp._core.memory import ACCESS, CollapsedDim, Ints, StridedLayout, alignment, span
 
-from . import collapse_operands
+from . import SlotLayout, collapse_operands
 
 # The next nine follow from the sizes of the hardware; none has been measured on a GPU yet.
 THREADS = 128
@@ -53,6 +53,8 @@ class KernelVariant(NamedTuple):
 
     dtype: str
     position_dtype: str
+    table_dtype: str
+    """Of digit tables, or of cos and sin."""
     angles: AngleKind
     head_dim: int
     pairs: int
@@ -77,6 +79,12 @@ class KernelVariant(NamedTuple):
     tiles: int
     barrier: bool
     evict_first: bool
+    apart: bool
+    """Whether k has tokens and angles of its own."""
+    slot_dtype: str
+    """Of the slots that k is written to, if it is not empty."""
+    paged: bool
+    """Whether slots are numbered through several pages."""
     norm: NormVariant
 
 
@@ -88,6 +96,8 @@ class AngleLayout(NamedTuple):
     strides: Ints
     dtype: str
     """Of positions."""
+    table_dtype: str
+    """Of digit tables, or of cos and sin."""
     alignment: int = 1
     """Of cos and sin, in bytes."""
     components: int = 1
@@ -99,7 +109,28 @@ class TritonPlan(NamedTuple):
 
     variant: KernelVariant
     grid: tuple[int, int, int]
-    numbers: Ints
+    numbers: tuple[int | None, ...]
+    """None for those that the variant has no use for."""
+
+
+class _Operand(NamedTuple):
+    """q or k: what the kernel takes for it alone."""
+
+    lengths: Ints
+    """Of batch and tokens, which may have been collapsed."""
+    heads: int
+    x: Ints
+    """Strides along batch, tokens and heads."""
+    out: Ints
+    angles: Ints
+    """Along batch, tokens and components."""
+    slots: Ints
+    """Along batch and tokens."""
+    copies: bool
+
+    @property
+    def rows(self) -> int:
+        return self.lengths[0] * self.lengths[1]
 
 
 # Every length of a sequence is another call; a plan has a few hundred bytes.
@@ -108,55 +139,59 @@ def plan_launch(
     arrays: tuple[StridedLayout, ...],
     in_place: tuple[bool, ...],
     address_alignment: int,
-    angles: AngleLayout,
+    angles: tuple[AngleLayout, ...],
     dtype: str,
     weight_dtype: str,
     weight_alignment: int,
     spec: RotationSpec,
+    slots: SlotLayout | None = None,
 ) -> TritonPlan | None:
-    """Return how to rotate one array or two that share their angles, as inputs and then results.
+    """Return how to rotate one array or two, given as inputs and then results.
 
-    None where batch axes do not collapse: no two strides lead to all rows. Strides are in elements,
-    and ``address_alignment`` is that of all arrays in bytes, at most ACCESS.
+    They share their angles, or each has its own, of one kind and dtype. The result of k lies in the
+    cache of ``slots``, if there are any. None where batch axes do not collapse: no two strides lead
+    to all rows. Strides are in elements, and ``address_alignment`` is that of all arrays in bytes,
+    at most ACCESS.
     """
-    implicit = angles.kind == "implicit"
-    angle_layouts = [] if implicit else [StridedLayout(angles.shape, angles.strides)]
-    layout = collapse_operands(spec, arrays, angle_layouts, in_place)
-    if len(layout.rows) > 2:
+    operands = _collapse(arrays, in_place, angles, spec, slots)
+    if operands is None:
         return None
-    no_axis = CollapsedDim(1, (0,) * (len(arrays) + 1))
-    layout = layout._replace(rows=[no_axis, no_axis, *layout.rows][-2:])
-    batches, tokens = layout.rows
-    strides = layout.strides()
-    angle_strides = (batches.steps[-1], tokens.steps[-1], angles.component_stride)
-    heads, n = layout.heads, len(in_place)
+    q, k, first, apart = operands[0], operands[-1], angles[0], len(angles) > 1
     head_dim, pairs, size = arrays[0].shape[-1], spec.rotary_dim // 2, FLOATS[dtype]
-    norm, numbers_of_norm = NormVariant(), []
+    norm, numbers_of_norm = NormVariant(), _absent(2)
     if spec.norm is not None:
         normalized = spec.rotary_dim if spec.norm.over_slice else head_dim
         norm = NormVariant(normalized, weight_dtype, weight_alignment)
         # As bits: the interpreter would round a float to float32.
         numbers_of_norm = np.array(spec.norm[:2], np.float64).view(np.int64).tolist()
     # Copied components beside a slice count half, or the slice would move in narrow accesses.
-    components = max(head_dim // 2 if layout.copies else 2 * pairs, norm.normalized)
-    heads_first = 0 < abs(strides[0][1]) < abs(strides[0][2])
+    moved = head_dim // 2 if q.copies or k.copies else 2 * pairs
+    heads, heads_first = [x.heads for x in operands], 0 < abs(q.x[1]) < abs(q.x[2])
     most_heads = TILE_HEADS_APART if heads_first else TILE_HEADS
+    components = max(moved, norm.normalized)
     tile_tokens, tile_heads = _choose_tile(heads, components, pairs, size, most_heads)
-    count, tokens_of_program = batches.length * tokens.length, tile_tokens * TILES
-    unit = _aligned_elements(size, address_alignment, strides)
+    cache_steps = (slots.page_step, slots.slot_step) if slots else ()
+    unit = _aligned_elements(size, address_alignment, [q.x, q.out, k.x, k.out, cache_steps])
     table_unit = 1
-    if angles.kind == "tables":
-        table_unit = _aligned_elements(max(size, 4), angles.alignment, [angle_strides])
-    lengths = (batches.length, tokens.length)
-    spans = [span((*lengths, heads[i % n]), s) + head_dim for i, s in enumerate(strides)]
-    spans += [span((*lengths, angles.components), angle_strides) + pairs, count + tokens_of_program]
+    if first.kind == "tables":
+        aligned = alignment(*(x.alignment for x in angles))
+        table_unit = _aligned_elements(FLOATS[first.table_dtype], aligned, [q.angles, k.angles])
+    tokens_of_program = tile_tokens * TILES
+    spans = []
+    for x in operands:
+        spans += [span((*x.lengths, x.heads), steps) + head_dim for steps in (x.x, x.out)]
+        spans += [span((*x.lengths, first.components), x.angles) + pairs]
+        spans += [x.rows + tokens_of_program]
+    if slots is not None:
+        pages = slots.limit // max(slots.page, 1)
+        spans[-3] += span((pages, slots.page), cache_steps)
     variant = KernelVariant(
-        *(dtype, angles.dtype, angles.kind, head_dim, pairs, spec.rotary_offset),
+        *(dtype, first.dtype, first.table_dtype, first.kind, head_dim, pairs, spec.rotary_offset),
         *(*get_interleaved(spec), spec.inverse),
-        both=n == 2,
+        both=len(operands) == 2,
         q_in_place=in_place[0],
         k_in_place=in_place[-1],
-        batched=batches.length > 1,
+        batched=any(x.lengths[0] > 1 for x in operands),
         int64_offsets=max(spans) >= _INT32,
         unit=unit,
         table_unit=table_unit,
@@ -166,13 +201,56 @@ def plan_launch(
         # In place, threads may write where others read from.
         barrier=bool(BARRIER) or any(in_place),
         evict_first=bool(EVICT_FIRST) and not any(in_place),
+        apart=apart,
+        slot_dtype=slots.dtype if slots else "",
+        paged=slots is not None and slots.page_step != 0,
         norm=norm,
     )
-    programs = -(-count // tokens_of_program) * sum(-(-n // tile_heads) for n in heads)
-    numbers = [count, tokens.length, heads[0], heads[-1]]
-    numbers += [step // unit for i in (0, n, n - 1, 2 * n - 1) for step in strides[i]]
-    numbers += [step // table_unit for step in angle_strides] + numbers_of_norm
-    return TritonPlan(variant, (programs, 1, 1), tuple(numbers))
+    programs = [-(-x.rows // tokens_of_program) * -(-x.heads // tile_heads) for x in operands]
+    numbers: list[int | None] = [q.rows, q.lengths[1], q.heads, k.heads]
+    numbers += [step // unit for steps in (q.x, q.out, k.x, k.out) for step in steps]
+    numbers += [step // table_unit for step in q.angles]
+    numbers += numbers_of_norm
+    own = [k.rows, k.lengths[1], programs[0], *(step // table_unit for step in k.angles)]
+    numbers += own if apart else _absent(6)
+    numbers += [*k.slots, slots.page, slots.limit] if slots else _absent(6)
+    numbers += [step // unit for step in cache_steps]
+    return TritonPlan(variant, (sum(programs), 1, 1), tuple(numbers))
+
+
+def _collapse(
+    arrays: tuple[StridedLayout, ...],
+    in_place: tuple[bool, ...],
+    angles: tuple[AngleLayout, ...],
+    spec: RotationSpec,
+    slots: SlotLayout | None,
+) -> list[_Operand] | None:
+    """Return q and k, with axes collapsed alone where angles are apart; None if too many remain."""
+    n, operands = len(in_place), []
+    m = n // len(angles)
+    for i, own in enumerate(angles):
+        part, is_last = slice(i, i + m), i == len(angles) - 1
+        others = [None if own.kind == "implicit" else StridedLayout(own.shape, own.strides)]
+        others += [StridedLayout(slots.shape, slots.strides)] if slots and is_last else []
+        given = arrays[:n][part] + arrays[n:][part]
+        layout = collapse_operands(spec, given, others, in_place[part])
+        if len(layout.rows) > 2:
+            return None
+        no_axis = CollapsedDim(1, (0,) * (len(given) + len(others)))
+        layout = layout._replace(rows=[no_axis, no_axis, *layout.rows][-2:])
+        strides = layout.strides()
+        lengths, steps = zip(*layout.rows, strict=True)
+        along = tuple(zip(*steps, strict=True))
+        for j, heads in enumerate(layout.heads):
+            own_angles = *along[2 * m], own.component_stride
+            of_slots = along[-1] if slots and is_last else ()
+            operand = lengths, heads, strides[j], strides[m + j], own_angles, of_slots
+            operands.append(_Operand(*operand, layout.copies))
+    return operands
+
+
+def _absent(n: int) -> list[int | None]:
+    return [None] * n
 
 
 def _choose_tile(

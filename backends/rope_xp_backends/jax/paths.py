@@ -26,7 +26,7 @@ from rope_xp._rotation import portable
 _LOOKUP = ["device", "tokens", "position_range", "components"]
 _DROPPED: Any = ["table_key", ("table_key",)]  # jax < 0.10 takes each item for a set of names
 for kind, arrays, plain, dropped in (
-    (Call, ["arrays", "angles", "out", "weights"], ["backend", "spec"], []),
+    (Call, ["arrays", "angles", "out", "weights", "slots"], ["backend", "spec"], []),
     (TableLookup, ["tables", "whole", "part"], _LOOKUP, _DROPPED),
     (DigitTables, [*DigitTables.__match_args__], [], ["handle", ("handle",)]),
     (CosSin, ["cos", "sin"], [], []),

@@ -7,15 +7,16 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import eq
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
 from rope_xp._core.caches import cached, pin
-from rope_xp._core.call import Call
+from rope_xp._core.call import Call, Slots
 from rope_xp._core.memory import StridedLayout, alignment
 from rope_xp._core.tables import DigitTables
-from rope_xp._dispatch.kernels import Kernels, decline_norm
+from rope_xp._dispatch.kernels import Kernels, decline_norm, decline_slots
+from rope_xp_backends.gpu import lay_out_keys
 from rope_xp_backends.gpu.triton_plan import (
     LARGEST_ROW,
     AngleLayout,
@@ -31,6 +32,8 @@ from .results import allocate_result, bump_versions
 
 DEVICES = {"cuda"}
 """Device types with this kernel. ROCm's is called cuda too."""
+
+_NARROW = (torch.float16, torch.bfloat16)
 
 RunKernel: TypeAlias = Callable[..., None]
 
@@ -59,9 +62,9 @@ def kernel_decline_reason(call: Call) -> str | None:
             return f"a head of {n} components is {size} bytes long, and at most {LARGEST_ROW} fit"
     if not all(w is None or w.is_contiguous() for w in call.weights):
         return "its kernel takes contiguous weights"
-    if call.spec.norm is not None and len(call.split(one_dtype=True)) > 1:
-        return "its kernel normalizes q and k of one dtype, at the same positions"
-    return decline_norm(call)
+    if call.spec.norm is not None and arrays[0].dtype != arrays[-1].dtype:
+        return "its kernel normalizes q and k of one dtype"
+    return decline_slots(call) or decline_norm(call)
 
 
 @cached(64)
@@ -92,66 +95,91 @@ class TritonLaunch:
         rows: Tensors,
         out: Tensors | None,
         tables: DigitTables | None,
+        slots: torch.Tensor | None = None,
     ) -> Tensors:
-        """Launch it on tensors that lie like those of the plan, on the current device."""
+        """Launch it on tensors that lie like those of the plan, on the current device.
+
+        ``rows`` are positions, or cos and sin, of q, then those of k where they differ.
+        """
         results = tuple([allocate_result(x) for x in arrays]) if out is None else out
         # The kernel reads nothing from an absent tensor, but wants an address.
+        apart = self.plan.variant.apart
         if tables is None:
-            angles = (*rows, *(rows[0],) * 3)
+            angles = (*rows[:2], *(rows[0],) * 3, *(rows[2:] if apart else (None, None)), None)
         else:
             low = tables.low
             component: Any = tables.component if self.components else low
-            angles = (low, tables.middle, tables.high, rows[0] if rows else low, component)
-        operands = *weights[:1], *weights[-1:], arrays[0], results[0], arrays[-1], results[-1]
-        self.run(self.plan.grid, (*operands, *angles), self.plan.numbers)
+            own = rows[-1] if apart else None
+            where = rows[0] if rows else low
+            angles = (low, tables.middle, tables.high, where, component, None, None, own)
+        weight = (*weights[:1], *weights[-1:]) or (None, None)
+        operands = *weight, arrays[0], results[0], arrays[-1], results[-1]
+        self.run(self.plan.grid, (*operands, *angles, slots), self.plan.numbers)
         if out is not None:
             bump_versions(out)
         return results
 
 
+class OfK(NamedTuple):
+    """What k has of its own."""
+
+    op_args: OpArgs | None = None
+    """With its angles."""
+    slots: Slots | None = None
+    """Of the cache that is its result."""
+
+
+NOTHING_OF_K = OfK()
+
+
 def rotate_on_gpu(
-    out: Tensors | None, arrays: Tensors, op_args: OpArgs, norm: OpNorm | None = None
+    out: Tensors | None,
+    arrays: Tensors,
+    op_args: OpArgs,
+    norm: OpNorm | None = None,
+    of_k: OfK = NOTHING_OF_K,
 ) -> Tensors:
     """Rotate arrays into out, or raise PathUnavailable before anything is written."""
     results = tuple(map(allocate_result, arrays)) if out is None else out
     arrays = tuple([x if x.stride(-1) == 1 else x.contiguous() for x in arrays])
-    if not _can_read_angles(op_args):
-        cos, sin = op_args.table.contiguous(), op_args.table_2.contiguous()
-        op_args = op_args._replace(table=cos, table_2=sin)
+    op_args, of_k = _read_tables(op_args, arrays), _read_own(of_k, arrays)
     device = arrays[0].device
     with contextlib.nullcontext() if is_current(arrays[0]) else torch.cuda.device(device):
-        launches = _find_launches(results, arrays, op_args, norm)
+        launches = _find_launches(results, arrays, op_args, norm, of_k)
         if op_args.is_lookup and private.is_capturing(device):
             pin(op_args.tables)  # of a compiled call, or saved for its gradient
         for launch, part_arrays, part_out, part_args in launches:
             tables = DigitTables(*part_args.tables) if part_args.is_lookup else None
             rows, weights = part_args.angle_inputs, norm.weights if norm else ()
-            launch(part_arrays, weights, rows, part_out, tables)
+            rows += of_k.op_args.angle_inputs if of_k.op_args else ()
+            slots = None if of_k.slots is None else of_k.slots.numbers
+            launch(part_arrays, weights, rows, part_out, tables, slots)
     return results
 
 
 def prepare_triton_launch(
-    out: Tensors, arrays: Tensors, op_args: OpArgs, norm: OpNorm | None = None
+    out: Tensors, arrays: Tensors, op_args: OpArgs, norm: OpNorm | None, of_k: OfK
 ) -> TritonLaunch | None:
     """Return the launch of all tensors that lie like these, None where one does not suffice."""
     planned = None
-    if is_current(arrays[0]) and _can_read_angles(op_args) and any(x.numel() for x in arrays):
-        planned = _make_plan(out, arrays, op_args, norm)
+    is_read = op_args is _read_tables(op_args, arrays) and of_k is _read_own(of_k, arrays)
+    if is_current(arrays[0]) and is_read and any(x.numel() for x in arrays):
+        planned = _make_plan(out, arrays, op_args, norm, of_k)
     if planned is None or not KERNELS.ready((planned.variant, arrays[0].device.index)):
         return None
     return _load_launch(planned, arrays, op_args)
 
 
 def _find_launches(
-    out: Tensors, arrays: Tensors, op_args: OpArgs, norm: OpNorm | None
+    out: Tensors, arrays: Tensors, op_args: OpArgs, norm: OpNorm | None, of_k: OfK
 ) -> list[tuple[TritonLaunch, Tensors, Tensors, OpArgs]]:
     """Return launches and their arguments, with all kernels loaded."""
     if not any(x.numel() for x in arrays):
         return []
-    planned = _make_plan(out, arrays, op_args, norm)
+    planned = _make_plan(out, arrays, op_args, norm, of_k)
     if planned is None:
         parts = _split_batch(out, arrays, op_args)
-        return [launch for part in parts for launch in _find_launches(*part, norm)]
+        return [launch for part in parts for launch in _find_launches(*part, norm, of_k)]
     return [(_load_launch(planned, arrays, op_args), arrays, out, op_args)]
 
 
@@ -163,14 +191,60 @@ def _load_launch(planned: TritonPlan, arrays: Tensors, op_args: OpArgs) -> Trito
     return TritonLaunch(kernel, planned, op_args.components is not None)
 
 
-def _can_read_angles(op_args: OpArgs) -> bool:
-    """Return whether a kernel reads cos and sin, if given, where they lie."""
+def are_read(tables: tuple[Any, Any], x: torch.Tensor) -> bool:
+    """Return whether a kernel reads cos and sin for x in their dtype, and no gradient is lost."""
+    kinds = {torch.float64} if x.dtype is torch.float64 else {torch.float32, *_NARROW}
+    return (
+        all(type(t) is torch.Tensor and t.dtype in kinds and not t.requires_grad for t in tables)
+        and tables[0].dtype is tables[1].dtype
+    )
+
+
+def _read_tables(op_args: OpArgs, arrays: Tensors) -> OpArgs:
+    """Return the same with cos and sin, if given, that a kernel reads where they lie."""
     cos, sin = op_args.table, op_args.table_2
-    return op_args.is_lookup or (cos.stride() == sin.stride() and cos.stride(-1) == 1)
+    if op_args.is_lookup:
+        return op_args
+    dtype = torch.float64 if arrays[0].dtype is torch.float64 else torch.float32
+    if cos.dtype is not sin.dtype or cos.dtype not in (dtype, *_NARROW) or dtype.itemsize == 8:
+        cos, sin = cos.to(dtype), sin.to(dtype)
+    if cos.stride() != sin.stride() or cos.stride(-1) != 1:
+        cos, sin = cos.contiguous(), sin.contiguous()
+    is_same = cos is op_args.table and sin is op_args.table_2
+    return op_args if is_same else op_args._replace(table=cos, table_2=sin)
+
+
+def _read_own(of_k: OfK, arrays: Tensors) -> OfK:
+    op_args = of_k.op_args and _read_tables(of_k.op_args, arrays)
+    return of_k if op_args is of_k.op_args else of_k._replace(op_args=op_args)
+
+
+def can_share(op_args: OpArgs, k_args: OpArgs) -> bool:
+    """Return whether one launch takes q and k with angles of these kinds."""
+    kinds = []
+    for x in (op_args, k_args):
+        dtype = None if x.positions is None else x.positions.dtype
+        kinds.append((x.is_lookup, x.components is None, dtype, x.table.dtype))
+    return kinds[0] == kinds[1]
+
+
+def _lay_out_angles(op_args: OpArgs) -> AngleLayout:
+    positions, cos, sin = op_args.positions, op_args.table, op_args.table_2
+    table_dtype = NAMES[cos.dtype]
+    if not op_args.is_lookup:
+        aligned, rows = alignment(cos.data_ptr(), sin.data_ptr()), cos.shape[:-1]
+        return AngleLayout("tables", rows, cos.stride()[:-1], "int64", table_dtype, aligned)
+    if positions is None:
+        return AngleLayout("implicit", (), (), "int64", table_dtype)
+    name, shape, strides = NAMES[positions.dtype], positions.shape, positions.stride()
+    if op_args.components is None:
+        return AngleLayout("positions", shape, strides, name, table_dtype)
+    components = 1, shape[-1], strides[-1]
+    return AngleLayout("components", shape[:-1], strides[:-1], name, table_dtype, *components)
 
 
 def _make_plan(
-    out: Tensors, arrays: Tensors, op_args: OpArgs, norm: OpNorm | None
+    out: Tensors, arrays: Tensors, op_args: OpArgs, norm: OpNorm | None, of_k: OfK
 ) -> TritonPlan | None:
     """Return the plan of one launch, None where batch axes do not collapse."""
     weights = norm.weights if norm else ()
@@ -178,23 +252,19 @@ def _make_plan(
     weight_alignment = alignment(*(weight.data_ptr() for weight in weights))
     pointers = [x.data_ptr() for x in arrays + out]
     in_place = tuple(map(eq, pointers, pointers[len(arrays) :]))
-    layouts = tuple([StridedLayout(x.shape, x.stride()) for x in arrays + out])
-    positions, cos, sin = op_args.positions, op_args.table, op_args.table_2
-    if not op_args.is_lookup:
-        aligned = alignment(cos.data_ptr(), sin.data_ptr())
-        angles = AngleLayout("tables", cos.shape[:-1], cos.stride()[:-1], "int64", aligned)
-    elif positions is None:
-        angles = AngleLayout("implicit", (), (), "int64")
-    else:
-        name, shape, strides = NAMES[positions.dtype], positions.shape, positions.stride()
-        angles = AngleLayout("positions", shape, strides, name)
-        if op_args.components is not None:
-            components = 1, shape[-1], strides[-1]
-            angles = AngleLayout("components", shape[:-1], strides[:-1], name, *components)
-    spec = op_args.spec._replace(norm=norm and norm.spec)
+    layouts = [StridedLayout(x.shape, x.stride()) for x in arrays + out]
+    angles = tuple([_lay_out_angles(x) for x in (op_args, of_k.op_args) if x is not None])
+    spec, slots = op_args.spec._replace(norm=norm and norm.spec), of_k.slots
+    slot_layout = None
+    if slots is not None:
+        numbers, k = slots.numbers, layouts[len(arrays) - 1]
+        own = StridedLayout(numbers.shape, numbers.stride())
+        layouts[-1], slot_layout = lay_out_keys(
+            layouts[-1], k, own, NAMES[numbers.dtype], spec, slots.of_sequences
+        )
     dtypes = NAMES[arrays[0].dtype], weight_dtype
-    aligned = alignment(*pointers)
-    return plan_launch(layouts, in_place, aligned, angles, *dtypes, weight_alignment, spec)
+    call = tuple(layouts), in_place, alignment(*pointers), angles, *dtypes, weight_alignment, spec
+    return plan_launch(*call, slot_layout)
 
 
 def _split_batch(

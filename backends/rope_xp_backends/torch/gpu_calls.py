@@ -27,6 +27,7 @@ from rope_xp.norm import QKNorm, describe_norm, read_norm
 from . import gpu, private, recorded
 from .library import Tensors, is_plain
 from .op_args import OpNorm, build_op_args
+from .results import allocate_result
 
 _INTEGERS = (torch.int64, torch.int32)
 
@@ -49,57 +50,65 @@ class Signature(NamedTuple):
     arrays: Tensors
     weights: Tensors
     angle_inputs: Tensors
-    out: Tensors | None
+    out: tuple[torch.Tensor | None, ...] | None
+    """None for new results, or, before a cache, for new q."""
+    slots: torch.Tensor | None
     saved: Tensors | None
     """What backward reads, None where no gradient is recorded."""
 
 
 def rotate_by_rope(*call: Any) -> Any:
     """See :meth:`rope_xp.backend.Backend.rotate_by_rope`."""
-    rope, q, k, positions, k_positions, axes, out, norm, slots, _, how = call
-    given = () if positions is None else (positions,)
+    rope, q, k, positions, k_positions, axes, out, norm, slots, cache_axes, how = call
+    given = tuple([p for p in (positions, k_positions) if p is not None])
     integral = all(type(p) is torch.Tensor and p.dtype in _INTEGERS for p in given)
-    if k_positions is not None or slots is not None or not integral:
+    if not integral or (k_positions is not None and positions is None):
         return None
     arrays = (q,) if how & ONE else (q, k)
-    signature = _sign((rope, axes, how), arrays, given, out, norm, how)
+    options = rope, axes, cache_axes, how
+    signature = _sign(options, arrays, given, out, norm, slots, how)
     if signature is None:
         return None
 
-    def parse_call() -> Call:
+    def parse_call(out: Any) -> Call:
         build = builders["rotate_by_rope"]
-        return build(rope, arrays, positions, axes, out, read_norm(norm), how)
+        return build(rope, arrays, positions, axes, out, read_norm(norm), how, k_positions)
 
     def rotate_back(grads: Tensors, saved: Tensors) -> Tensors:
         return recorded.transpose_rope(rope, grads, saved, axes, how)
 
-    return _run(signature, parse_call, rotate_back, how)
+    return _run(signature, _with_slots(parse_call, out, slots, cache_axes), rotate_back, how)
 
 
 def rotate_by_tables(*call: Any) -> Any:
     """See :meth:`rope_xp.backend.Backend.rotate_by_tables`."""
-    slice_, (q, k, cos, sin, axes, out, norm, slots, _, how) = call[:4], call[4:]
+    slice_, (q, k, cos, sin, axes, out, norm, slots, cache_axes, how) = call[:4], call[4:]
     arrays = (q,) if how & ONE else (q, k)
     inputs = cos, sin
-    if (
-        slots is not None
-        or not all(type(t) is torch.Tensor for t in inputs)
-        or not recorded.are_constant(inputs, q)
-    ):
+    if not gpu.are_read(inputs, q):
         return None
     inputs = tuple([one_per_pair(t, COLUMN_FORMS[slice_[3]]) for t in inputs])
-    signature = _sign((*slice_, type(slice_[2]) is int, axes, how), arrays, inputs, out, norm, how)
+    options = *slice_, type(slice_[2]) is int, axes, cache_axes, how
+    signature = _sign(options, arrays, inputs, out, norm, slots, how)
     if signature is None:
         return None
 
-    def parse_call() -> Call:
+    def parse_call(out: Any) -> Call:
         build = builders["rotate_by_tables"]
         return build(slice_, arrays, inputs, axes, out, read_norm(norm), how)
 
     def rotate_back(grads: Tensors, saved: Tensors) -> Tensors:
         return recorded.transpose_tables(slice_, grads, saved, axes, how)
 
-    return _run(signature, parse_call, rotate_back, how)
+    return _run(signature, _with_slots(parse_call, out, slots, cache_axes), rotate_back, how)
+
+
+def _with_slots(
+    parse_call: Callable[[Any], Call], out: Any, slots: Any, cache_axes: Any
+) -> Callable[[], Call]:
+    if slots is None:
+        return lambda: parse_call(out)
+    return lambda: builders["add_slots"](parse_call(None), slots, cache_axes, out)
 
 
 def _sign(
@@ -108,35 +117,43 @@ def _sign(
     angle_inputs: Tensors,
     out: Any,
     norm: Any,
+    slots: Any,
     how: int,
 ) -> Signature | None:
     """Return the signature of a call, None where the slow path has to look."""
     x, weights, outs = arrays[0], (), (out,) if how & ONE and out is not None else out
     norm = read_norm(norm)
     fits = outs is None or (type(outs) is tuple and len(outs) == len(arrays))
+    new_q = fits and outs is not None and outs[0] is None
+    if slots is None:
+        fits = fits and not new_q
+    else:
+        fits = fits and outs is not None and type(slots) is torch.Tensor
+    fits = fits and (norm is None or type(norm) is QKNorm)
     if private.is_observed() or private.is_capturing(x.device) or not fits:
         return None
     if norm is not None:
-        if type(norm) is not QKNorm:
-            return None
         described, weights = describe_norm(norm, len(arrays))
         options += (described,)
     saved = None
     if outs is None and norm is None and recorded.need_gradients(arrays):
+        if len(angle_inputs) > 1 and not angle_inputs[1].is_floating_point():
+            return None  # of q and of k
         saved = angle_inputs
         if angle_inputs and not angle_inputs[0].is_floating_point():
             saved = recorded.copy_positions(angle_inputs[0])
     in_place = outs and tuple(map(is_, arrays, outs))
-    key: list[Hashable] = [*options, choice.name, in_place, saved is None]
+    key: list[Hashable] = [*options, choice.name, in_place, saved is None, slots is None]
     key += x.device, private.current_stream(x.device)  # as tables must know streams that read them
-    for t in arrays + (outs or ()) + weights + angle_inputs:
+    written = (outs[1:] if new_q else outs) or ()
+    for t in arrays + written + weights + angle_inputs + (() if slots is None else (slots,)):
         if not _can_read(t, x.device, recorded=saved is not None):
             return None
         # Kernels are compiled for alignments.
         key += t.dtype, t.shape, t.stride(), t.data_ptr() % ACCESS
-    if any(y.is_inference() for y in outs or ()) and not torch.is_inference_mode_enabled():
+    if any(y.is_inference() for y in written) and not torch.is_inference_mode_enabled():
         return None
-    return Signature(tuple(key), arrays, weights, angle_inputs, outs, saved)
+    return Signature(tuple(key), arrays, weights, angle_inputs, outs, slots, saved)
 
 
 def _can_read(x: torch.Tensor, device: torch.device, *, recorded: bool) -> bool:
@@ -165,26 +182,30 @@ def _run(
             _keep_launch(call, signature, results)
     elif signature.saved is not None:
         results = recorded.record(results, rotate_back, signature.saved, signature.arrays)
+    if signature.slots is not None:
+        return results[0], signature.out[1]  # type: ignore[index]  # the cache, of which there is a view
     return results[0] if how & ONE else results
 
 
 def _launch(cached: CachedLaunch, signature: Signature) -> Tensors | None:
-    _, arrays, weights, angle_inputs, out, _ = signature
+    _, arrays, weights, angle_inputs, out, slots, _ = signature
     tables = None if cached.tables is None else cached.tables()
     if (cached.tables is not None and tables is None) or not gpu.is_current(arrays[0]):
         return None
     if out is not None and not _are_apart(signature):
         return None
     with torch.no_grad():
-        return cached.launch(arrays, weights, angle_inputs, out, tables)
+        if out is not None and out[0] is None:
+            out = allocate_result(arrays[0]), out[1]
+        return cached.launch(arrays, weights, angle_inputs, out, tables, slots)  # type: ignore[arg-type]  # none is None
 
 
 def _are_apart(signature: Signature) -> bool:
     """Return whether no result overlaps anything else that is read or written."""
-    _, arrays, weights, angle_inputs, out, _ = signature
-    outs = out or ()
-    inputs = [x for x, y in zip(arrays, outs, strict=True) if x is not y]
-    inputs += weights + angle_inputs
+    _, arrays, weights, angle_inputs, out, slots, _ = signature
+    inputs = [x for x, y in zip(arrays, out or (), strict=True) if x is not y]
+    inputs += weights + angle_inputs + (() if slots is None else (slots,))
+    outs = [y for y in out or () if y is not None]
     return all(
         other is not y and _lie_apart(other, y)
         for i, y in enumerate(outs)
@@ -208,19 +229,28 @@ def _byte_range(x: torch.Tensor) -> tuple[int, int]:
 
 def _keep_launch(call: Call, signature: Signature, results: Tensors) -> None:
     """Keep the launch of a call that has run, if one suffices."""
-    arrays, source = call.arrays, call.angles[0]
-    if len(call.angles) > 1 or arrays[0].dtype != arrays[-1].dtype or heads.differ_by_head(call):
+    arrays, first = call.arrays, call.angles[0]
+    own = signature.angle_inputs[1:] if isinstance(first, TableLookup) else ()
+    if len(call.angles) != 1 + len(own) or arrays[0].dtype != arrays[-1].dtype:
+        return
+    if heads.differ_by_head(call):
         return
     if any(x.stride(-1) != 1 for x in (*arrays, *results, *signature.weights)):
         return
-    if isinstance(source, TableLookup):
-        whole = (*signature.angle_inputs, None)[0]
-        is_single = whole is not None and whole.ndim == (source.components > 0)
-        if is_single or not portable.is_read_on_gpu(call, source):
-            return  # a token without an axis, or fractions
-        source = replace(source, whole=whole)  # as the caller has it
+    given = (*signature.angle_inputs, None)
+    all_args = []
+    for source, whole in zip(call.angles, given, strict=False):
+        if isinstance(source, TableLookup):
+            is_single = whole is not None and whole.ndim == (source.components > 0)
+            if is_single or not portable.is_read_on_gpu(call, source):
+                return  # a token without an axis, or fractions
+            source = replace(source, whole=whole)  # noqa: PLW2901  # as the caller has it
+        all_args.append(build_op_args(source, call.spec))
+    if own and not gpu.can_share(*all_args):
+        return
     op_norm = call.spec.norm and OpNorm(call.spec.norm, signature.weights)
-    launch = gpu.prepare_triton_launch(results, arrays, build_op_args(source, call.spec), op_norm)
+    of_k = gpu.OfK(all_args[1] if own else None, call.slots)
+    launch = gpu.prepare_triton_launch(results, arrays, all_args[0], op_norm, of_k)
     if launch is not None:
-        tables = weakref.ref(source.tables) if isinstance(source, TableLookup) else None
+        tables = weakref.ref(first.tables) if isinstance(first, TableLookup) else None
         CALLS.store(signature.key, CachedLaunch(launch, tables))

@@ -20,7 +20,7 @@ from rope_xp._rotation import portable
 
 from . import private
 from .cpu import rotate_on_cpu
-from .gpu import rotate_on_gpu
+from .gpu import NOTHING_OF_K, OfK, rotate_on_gpu
 from .library import Tensors, Torch, is_plain
 from .namespace import xp
 from .op_args import N_TENSORS, OpArgs, OpNorm
@@ -161,20 +161,26 @@ or raises PathUnavailable."""
 
 
 def run_kernel(
-    out: Tensors | None, arrays: Tensors, op_args: OpArgs, norm: OpNorm | None = None
+    out: Tensors | None,
+    arrays: Tensors,
+    op_args: OpArgs,
+    norm: OpNorm | None = None,
+    of_k: OfK = NOTHING_OF_K,
 ) -> Tensors:
     """Run the kernel of the device, or else the portable path."""
     try:
-        return RUNS[arrays[0].device.type](out, arrays, op_args, norm)
+        more = () if of_k is NOTHING_OF_K else (of_k,)
+        return RUNS[arrays[0].device.type](out, arrays, op_args, norm, *more)
     except PathUnavailable as reason:
         choose.raise_if_forced(reason)
         # A compiled graph runs this too, in a process where kernels fail.
         out = tuple(map(allocate_result, arrays)) if out is None else out
         spec = op_args.spec._replace(norm=norm and norm.spec)
-        source = op_args.source(arrays[0].shape[spec.axes.tokens])
+        k_args, slots = of_k
+        tokens = [x.shape[spec.axes.tokens] for x in arrays]
+        sources = [x.source(n) for x, n in zip((op_args, k_args), tokens, strict=False) if x]
         weights = () if norm is None else norm.weights or (None,) * len(arrays)
-        portable.run(Call(_PORTABLE, arrays, (source,), out, spec, weights))
-        return out
+        return portable.run(Call(_PORTABLE, arrays, tuple(sources), out, spec, weights, slots))
 
 
 def run_checked(

@@ -12,6 +12,7 @@ from rope_xp_backends.cpu import native
 from . import gpu, norm, op, private
 from .library import PLAIN, Tensors
 from .op_args import build_op_args, build_op_norm
+from .results import allocate_result
 
 FUSED = {False: 1 << 18, True: 1 << 14}
 """Elements of q and k up to which inductor's code is faster than a graph that calls a kernel, by
@@ -24,7 +25,7 @@ class Triton(Path):
     """Kernels compiled by Triton, for GPUs of CUDA and ROCm."""
 
     name = "triton"
-    normalizes = True
+    normalizes = takes_slots = True
 
     def decline_reason(self, call: Call, *, forced: bool) -> str | None:
         device = gpu.DEVICES, "GPUs of CUDA and ROCm"
@@ -67,7 +68,11 @@ PATHS = (Triton(), TorchNative())
 
 
 def _call_operator(call: Call, *, on_gpu: bool = False) -> Tensors:
-    results: Tensors = ()
+    if on_gpu and (call.slots is not None or len(call.angles) > 1):
+        results = _launch_at_once(call)
+        if results is not None:
+            return results
+    results = ()
     for part in call.split(one_dtype=True):
         source = portable.for_kernel(part, part.angles[0], on_gpu=on_gpu)
         op_args, op_norm = build_op_args(source, part.spec), build_op_norm(part)
@@ -83,6 +88,22 @@ def _call_operator(call: Call, *, on_gpu: bool = False) -> Tensors:
         else:
             results += op.apply_op(part.arrays, op_args)
     return call.out or results
+
+
+def _launch_at_once(call: Call) -> Tensors | None:
+    """Rotate q and k with angles of their own, or k to slots; None to do so one by one."""
+    arrays, out, slots, k_args = call.arrays, call.out, call.slots, None
+    sources = [portable.for_kernel(call, source, on_gpu=True) for source in call.angles]
+    op_args, *rest = [build_op_args(source, call.spec) for source in sources]
+    if rest:
+        (k_args,) = rest
+        fits = len(call.spec.axes.batch) < 2 and arrays[0].dtype is arrays[1].dtype
+        if not fits or not gpu.can_share(op_args, k_args) or not op.is_unseen(arrays + (out or ())):
+            return None
+    if slots is not None:
+        q_out = allocate_result(arrays[0]) if out is None else out[0]
+        out = q_out, slots.cache
+    return op.run_kernel(out, arrays, op_args, build_op_norm(call), gpu.OfK(k_args, slots))
 
 
 # --- reasons to decline --------------------------------------------------------------------------

@@ -7,7 +7,13 @@ from functools import partial
 import ml_dtypes
 import numpy as np
 import pytest
-from rope_xp_backends.gpu.cuda_plan import COMPONENTS, COS_SIN, TABLE_LOOKUP, CudaKey
+from rope_xp_backends.gpu.cuda_plan import (
+    COMPONENTS,
+    COS_SIN,
+    NARROW_COS_SIN,
+    TABLE_LOOKUP,
+    CudaKey,
+)
 from support import cuda_on_cpu
 from support.bits import same, sample
 from support.equality import LAYOUTS
@@ -18,6 +24,7 @@ import rope_xp
 from rope_xp import RoPE
 from rope_xp._arguments import parse
 from rope_xp._core.call import UNKNOWN
+from rope_xp._dispatch.backend import Backend
 
 POSITIONS = np.random.default_rng(0).integers(-70_000, 1 << 23, 21)
 POSITIONS[0] = 0
@@ -58,6 +65,9 @@ def test_every_kernel_has_the_bits_of_numpy(dtype, layout, access, rng):
         (COMPONENTS, partial(sections.unrotate, positions=three)),
         *((COS_SIN, angles.rotate), (COS_SIN, angles.unrotate)),
     ]
+    if q.itemsize == 2:
+        narrow = rope.with_tables(*(place(t.astype(q.dtype), 16) for t in (angles.cos, angles.sin)))
+        calls += [(NARROW_COS_SIN, narrow.rotate), (NARROW_COS_SIN, narrow.unrotate)]
     seen, pairs = set(), (layout != "half", layout == "interleaved")
     for i, (source, turn) in enumerate(calls):
         read, write = pairs[::-1] if i % 2 else pairs
@@ -130,6 +140,76 @@ def test_every_head_dim_has_the_bits_of_numpy(head_dim, layout, rng):
         expected = truth(rope.rotate, x, POSITIONS[:3])
         same(rope.rotate(x, POSITIONS[:3]), expected)
         same(rope.rotate(x, POSITIONS[:3], out=x), expected)
+
+
+CACHES = {
+    None: (16, 2, 64),
+    "hsd": (2, 16, 64),
+    "pshd": (4, 4, 2, 64),
+    "phsd": (4, 2, 4, 64),
+    "bshd": (2, 9, 2, 64),
+    "bhsd": (2, 2, 9, 64),
+    "sbhd": (9, 2, 2, 64),
+}
+
+
+@pytest.mark.parametrize("names", CACHES)
+@pytest.mark.parametrize("axes", ["bshd", "bhsd"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+def test_keys_go_to_slots_in_the_same_launch(dtype, axes, names, rng, monkeypatch):
+    """To padding, beyond the cache and below zero nothing goes."""
+    chosen = np.array([[5, -1, 2, 0, 7], [3, 8, -1, 1 if "b" in str(names) else 15, 4]])
+    shapes = [(2, 5, n, 64) if axes == "bshd" else (2, n, 5, 64) for n in (5, 2)]
+    q, k = (place(sample(rng, *shape, dtype=dtype), 16) for shape in shapes)
+    first, rope = sample(rng, *CACHES[names], dtype=dtype), RoPE(layout="half", rotary_dim=32)
+    call = partial(rope.apply, q, k, POSITIONS[:5], axes=axes, cache_axes=names)
+    expected = first.copy()
+    rotated, _ = truth(call, slots=chosen, out=(None, expected))
+    # No value of a slot is read before the kernel, as on a GPU.
+    monkeypatch.setattr(Backend, "host_view", lambda *_: None)
+    outside = np.where(chosen < 0, [[0, -7, 0, 0, 0], [0, 0, 1 << 40, 0, 0]], chosen)
+    for slots, q_out in (
+        (chosen, None),
+        (chosen.astype(np.int32), np.empty_like(q)),
+        (outside, None),
+    ):
+        cache = place(first, 16)
+        got = call(slots=slots, out=(q_out, cache))
+        same(got[0], rotated)
+        same(cache, expected)
+        (ran,) = cuda_on_cpu.PATH.ran
+        assert ran.grid[2] == 1
+
+
+@pytest.mark.parametrize("tokens", [21, 5, 1])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_keys_with_angles_of_their_own_take_the_same_launch(layout, tokens, rng):
+    rope = RoPE(layout=layout)
+    sections = replace(rope, position_axes=(0, 1, 2, 1) * 8)
+    own, three = POSITIONS[:tokens] // 3, np.stack([POSITIONS, POSITIONS[::-1], POSITIONS // 7])
+    for dtype in ("bfloat16", "float32"):
+        q, k = (place(sample(rng, 2, n, h, 64, dtype=dtype), 16) for n, h in ((21, 5), (tokens, 2)))
+        angles = [sample(rng, n, 32) for n in (21, tokens)]
+        given = {"angles": angles[0], "k_angles": angles[1], "layout": layout}
+        for call in (
+            partial(rope.apply, q, k, POSITIONS, k_positions=own),
+            partial(sections.apply, q, k, three, k_positions=three[:, :tokens] // 2),
+            partial(rope_xp.apply_angles, q, k, **given),
+        ):
+            expected = truth(call)
+            for out in ((np.empty_like(q), np.empty_like(k)), (place(q, 16), place(k, 16))):
+                for x, y in zip(call(out=out), expected, strict=True):
+                    same(x, y)
+                (ran,) = cuda_on_cpu.PATH.ran
+                assert ran.key.apart
+                assert ran.grid[2] == 2
+        cache, slots = place(sample(rng, 50, 2, 64, dtype=dtype), 16), np.arange(2 * tokens)
+        options = {"k_positions": own, "slots": slots.reshape(2, tokens)[:, ::-1]}
+        keys = cache.copy()
+        expected = truth(rope.apply, q, k, POSITIONS, out=(None, keys), **options)
+        same(rope.apply(q, k, POSITIONS, out=(None, cache), **options)[0], expected[0])
+        same(cache, keys)
+        assert len(cuda_on_cpu.PATH.ran) == 1
 
 
 @pytest.mark.exhaustive  # which has all kernels compiled once more

@@ -164,15 +164,42 @@ def test_weights_of_norms_are_read_as_wide_as_their_address_allows(layout, plann
         check(variant, target, tmp_path)
 
 
+@pytest.mark.parametrize("target", [*CUDA, ROCM], ids=lambda gpu: str(gpu.arch))
+def test_slots_positions_of_k_and_tables_of_16_bits_keep_accesses_wide(target, planned, tmp_path):
+    q, k = (torch.empty(2, 16, n, 128, dtype=torch.bfloat16) for n in (32, 8))
+    at, weight, rope = torch.arange(16), torch.ones(128), RoPE(layout="half")
+    slots = torch.arange(32, dtype=torch.int32).view(2, 16)
+    flat, paged = (torch.empty(*lead, 8, 128, dtype=torch.bfloat16) for lead in ((64,), (4, 16)))
+    cos, sin = (table.bfloat16() for table in rope.cos_sin(at, 128))
+    norm = {"norm": rope_xp.QKNorm(weight, weight)}
+    rope.apply(q, k, at, slots=slots, out=(q, flat))
+    rope.apply(q, k, at, slots=slots, out=(None, paged), **norm)
+    rope.apply(q, k, at, k_positions=at + 1)
+    rope.apply(q, k, at, k_positions=at + 1, slots=slots, out=(q, paged), **norm)
+    rope.with_tables(cos, sin).apply(q, k)
+    rope_xp.apply_angles(q, k, cos.float(), k_angles=sin.float(), out=(q, k), layout="half")
+    kinds = [(v.apart, v.slot_dtype, v.paged, v.table_dtype) for v in planned]
+    assert kinds == [
+        (False, "int32", False, "float32"),
+        (False, "int32", True, "float32"),
+        (True, "", False, "float32"),
+        (True, "int32", True, "float32"),
+        (False, "", False, "bfloat16"),
+        (True, "", False, "float32"),
+    ]
+    for variant in planned:
+        check(variant, target, tmp_path)
+
+
 def test_offsets_have_64_bits_where_elements_need_them(planned, tmp_path):
     x = torch.empty(1, 1, 1, 128, dtype=torch.bfloat16)
     for b, wide in (((1 << 14) - 1, False), (1 << 14, True)):
         shape, strides = (b, 1 << 10, 1, 128), (1 << 17, 128, 128, 1)
         # Nothing is read or written, so there need be no memory behind the numbers.
         layouts = (StridedLayout(shape, strides),) * 2
-        angles = triton_plan.AngleLayout("implicit", (), (), "int64")
+        angles = triton_plan.AngleLayout("implicit", (), (), "int64", "float32")
         turn = RotationSpec(parse_axes("bshd", 4, "x"), "half", 128, 0, inverse=False)
-        plan = triton_plan.plan_launch(layouts, (False,), 16, angles, "bfloat16", "", 1, turn)
+        plan = triton_plan.plan_launch(layouts, (False,), 16, (angles,), "bfloat16", "", 1, turn)
         assert plan is not None
         assert plan.variant.int64_offsets == wide
         check(plan.variant, CUDA[1], tmp_path)

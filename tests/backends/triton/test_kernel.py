@@ -3,7 +3,10 @@
 TRITON_INTERPRET=1 pytest -n 0 tests/backends/triton/test_kernel.py
 """
 
+from functools import partial
+
 import pytest
+from rope_xp_backends.torch import gpu
 from rope_xp_backends.torch.library import Torch
 from support.equality import LAYOUTS
 from support.rules import Temperature
@@ -84,6 +87,134 @@ def test_norms_are_within_two_ulp(rotary_dim, offset, count, layout):
                     bound += torch.finfo(dtype).eps * y.abs() + torch.finfo(dtype).tiny
                 assert x.dtype == dtype
                 assert ((x.to(y.dtype) - y).abs() <= bound).all()
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """Programs of each launch. No value of a position or slot may be read, as on a GPU."""
+    monkeypatch.setattr(Torch, "host_view", lambda *_: None)
+    launch, seen = gpu.TritonLaunch.__call__, []
+
+    def count(self, *arguments):
+        seen.append(self.plan.grid[0])
+        return launch(self, *arguments)
+
+    monkeypatch.setattr(gpu.TritonLaunch, "__call__", count)
+    return seen
+
+
+def widened(x):
+    """Return numbers in a dtype that the interpreter does not truncate."""
+    return x.float() if x.dtype is torch.bfloat16 else x
+
+
+CACHES = {
+    None: (16, 2, 24),
+    "shd": (16, 2, 24),
+    "hsd": (2, 16, 24),
+    "pshd": (4, 4, 2, 24),
+    "phsd": (4, 2, 4, 24),
+    "bshd": (2, 9, 2, 24),
+    "bhsd": (2, 2, 9, 24),
+    "sbhd": (9, 2, 2, 24),
+}
+
+
+@pytest.mark.usefixtures("_offsets")
+@pytest.mark.parametrize("names", CACHES)
+@pytest.mark.parametrize("axes", ["bshd", "bhsd"])
+def test_keys_go_to_slots_in_the_same_launch(names, axes, launches):
+    """To padding, beyond the cache and below zero nothing goes."""
+    of_sequences = names is not None and "b" in names
+    chosen = [[5, -1, 2, 0, 7], [3, 8, -1, 1, 4]]
+    if not of_sequences:
+        chosen = [[5, -1, 2, 0, 7], [3, 8, -1, 15, 4]]
+    for i, dtype in enumerate(DTYPES):
+        rope = RoPE(
+            layout=LAYOUTS[i % 3], rotary_dim=(24, 16)[i % 2], rotary_offset=-(24, 16)[i % 2]
+        )
+        q, k = (sample(2, 5, n, 24, dtype=dtype, seed=n) for n in (4, 2))
+        if axes == "bhsd":
+            q, k = (x.transpose(1, 2).contiguous() for x in (q, k))
+        cache = sample(*CACHES[names], dtype=dtype)
+        slots = tensor(chosen, (torch.int32, torch.int64)[i % 2])
+        call = partial(rope.apply, q, k, tensor(POSITIONS), axes=axes, cache_axes=names)
+        expected, wide = widened(cache).clone(), (widened(q), widened(k))
+        options = {"slots": slots, "out": (None, expected), "cache_axes": names}
+        rotated, _ = truth(rope.apply, *wide, POSITIONS, axes=axes, **options)
+        outside = slots.clone()
+        outside[slots < 0] = tensor([-7, 1 << 20], slots.dtype)
+        for given, q_out in ((slots, None), (slots, q.clone()), (outside, None), (outside, None)):
+            keys = cache.clone()
+            got = call(slots=given, out=(q_out, keys))
+            same(got[0], rotated)
+            assert got[1] is keys
+            same(keys, expected)
+            assert q_out is None or got[0] is q_out
+    assert len(launches) == 4 * len(DTYPES)
+
+
+def test_slots_of_all_sequences_keys_in_the_cache_and_norms_equal_the_portable_path(launches):
+    q, k, cache = sample(2, 5, 4, 24), sample(2, 5, 2, 24), sample(2, 9, 2, 24)
+    slots, weight = tensor([5, 0, 8, 2, 7], torch.int32), sample(24).abs() + 1
+    positions = tensor(POSITIONS)
+    calls = (
+        {"cache_axes": "bshd", "slots": slots},
+        {"cache_axes": "bshd", "slots": slots, "norm": rope_xp.QKNorm(weight, weight)},
+        {"cache_axes": "bshd", "slots": slots, "k_positions": positions - 3},
+    )
+    for options in calls:
+        ours, theirs = cache.clone(), cache.clone()
+        expected = truth(RoPE().apply, q, k, positions, out=(None, theirs), **options)
+        got = RoPE().apply(q, k, positions, out=(None, ours), **options)
+        for x, y in zip((got[0], ours), (expected[0], theirs), strict=True):
+            torch.testing.assert_close(x, y, rtol=2e-6 if "norm" in options else 0, atol=0)
+    assert len(launches) == len(calls)
+    ours, theirs = cache.clone(), cache.clone()
+    truth(RoPE().apply, q, theirs[:, 2:7].clone(), POSITIONS, out=(None, theirs), **calls[0])
+    RoPE().apply(q, ours[:, 2:7], POSITIONS, out=(None, ours), **calls[0])
+    same(ours, theirs)
+
+
+@pytest.mark.usefixtures("_offsets")
+@pytest.mark.parametrize("tokens", [5, 1, 8])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_keys_with_positions_of_their_own_take_the_same_launch(layout, tokens, launches):
+    rope, images = RoPE(layout=layout), RoPE(layout=layout, position_axes=(0, 1, 2, 1, 0, 0) * 2)
+    for i, dtype in enumerate(DTYPES):
+        q, k = sample(2, 5, 3, 24, dtype=dtype), sample(2, tokens, 2, 24, dtype=dtype)
+        own = anywhere((2, tokens) if i % 2 else (tokens,))
+        calls = [partial(rope.apply, positions=tensor(POSITIONS), k_positions=own)]
+        if dtype is not torch.float64:
+            three = anywhere((3, 2, 5)), anywhere((3, 2, tokens))
+            calls += [partial(images.apply, positions=three[0], k_positions=three[1])]
+        angles, k_angles = (anywhere((x.shape[1], 12)).to(torch.float32) for x in (q, k))
+        given = {"angles": angles, "k_angles": k_angles, "layout": layout}
+        for call in [*calls, partial(rope_xp.apply_angles, **given)]:
+            launches.clear()
+            expected = truth(call, widened(q), widened(k))
+            out = torch.empty_like(q), torch.empty_like(k)
+            for options in ({}, {"out": out}, {"out": out}):
+                for x, y in zip(call(q, k, **options), expected, strict=True):
+                    same(x, y)
+            # New results of angles are rotated one by one, as on CPUs.
+            one_by_one = call not in calls and dtype is not torch.float64
+            assert len(launches) == 3 + one_by_one
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_tables_of_16_bits_are_read_as_they_lie(layout, launches, monkeypatch):
+    for dtype in (torch.float16, torch.bfloat16):
+        for x in (sample(2, 5, 3, 24, dtype=dtype), sample(2, 5, 3, 24)):
+            cos, sin = (t.to(dtype) for t in RoPE().cos_sin(tensor(POSITIONS), 24))
+            angles = RoPE(layout=layout).with_tables(cos, sin)
+            for call in (angles.rotate, angles.unrotate):
+                for _ in range(3):
+                    same(call(x), truth(call, widened(x)))
+    assert len(launches) == 24
+    with monkeypatch.context() as patch:
+        patch.setattr(gpu, "plan_launch", lambda *_: pytest.fail("it was planned again"))
+        angles.rotate(x)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

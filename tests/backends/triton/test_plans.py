@@ -61,8 +61,8 @@ def test_norms_that_no_kernel_takes_are_declined(monkeypatch):
     differ = "weights of q and k differ in dtype, or one has none"
     for weights in ((weight, None), (None, weight), (weight, weight.half())):
         assert reason(*weights) == differ
-    for options in ({"k": x.half()}, {"k_positions": [1] * 5}):
-        assert "at the same positions" in reason(**options)
+    assert "of one dtype" in reason(k=x.half())
+    assert reason(k_positions=[1] * 5) is None
     assert reason(weight, torch.ones(8, requires_grad=True)) is None
     assert "plain operations" in reason(weight._neg_view(), weight)
 
@@ -104,9 +104,17 @@ CALLS = {
     "one token": (1, 1),  # rows of one axis, which take no division
     "norm": (1, 1),
     "tables": (1, 1),
+    "tables of 16 bits": (1, 1),
+    "slots": (1, 1),
+    "pages": (1, 1),
+    "two positions": (1, 1),
+    "two tables": (1, 1),
     "two dtypes": (2, 2),
     "more than 2**31 elements": (1, 1),
 }
+
+# Arguments besides: weights, eps and offset; slots; positions of k, or both its tables.
+MORE = {"norm": 4, "slots": 7, "pages": 7, "two positions": 7, "two tables": 8}
 
 
 @pytest.mark.exhaustive
@@ -125,8 +133,7 @@ def test_the_driver_gets_the_planned_grid_and_arguments(tmp_path):
             assert launch["launches"] == 1
             assert launch["grid and threads got"] == [*launch["grid"], 128, 1, 1]
             assert launch["got"] == launch["given"], call["name"]
-            # A norm has two weights, eps and an offset.
-            assert len(launch["given"]) == (32 if call["name"] == "norm" else 28)
+            assert len(launch["given"]) == 28 + MORE.get(call["name"], 0)
             assert set(launch["added"]) <= {0}
             assert launch["wide"] == (call["name"] == "more than 2**31 elements")
 
