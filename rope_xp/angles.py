@@ -142,6 +142,11 @@ class Angles:
             results = backend.rotate_by_tables(*call)
             if results is not None:
                 return results
+            arrays = (q,) if flags & how.ONE else (q, k)
+            normal = parse.normalize(backend, rope, arrays, axes, read_norm(norm))
+            if normal is not None:
+                q, k = (*normal, None)[:2]
+                return self._rotate(q, k, tables, axes, out, None, flags, slots, cache_axes)
         arrays, inverse = (q,) if flags & how.ONE else (q, k), flags & how.INVERSE != 0
         if slots is not None or cache_axes is not None:
             build = partial(parse_tables.rotate, rope, arrays, *tables, axes, None, inverse, norm)
@@ -163,16 +168,17 @@ def build_angles(rope: Rope, positions: Any, like: Array, head_dim: int | None =
         table = backend.look_up_angles(rope, positions, like, head_dim, False)
         if table is not None:
             if rope.attention_factor == 1.0:
-                return Angles(*_halve(table), rope)
+                return Angles(*halve(table), rope)
             inverse = backend.look_up_angles(rope, positions, like, head_dim, True)
-            return Angles(*_halve(table), rope, _halve(inverse))
+            return Angles(*halve(table), rope, halve(inverse))
     backend, lookups = parse_tables.angles(rope, positions, like, head_dim)
     tables = [backend.materialize(*backend.cos_sin(lookup)) for lookup in lookups]
     (cos, sin), *others = tables
     return Angles(cos, sin, rope, *others)
 
 
-def _halve(table: Array) -> CosSinPair:
+def halve(table: Array) -> CosSinPair:
+    """Return cos and sin, which lie side by side."""
     pairs = table.shape[-1] // 2
     return table[..., :pairs], table[..., pairs:]
 
@@ -200,7 +206,7 @@ def look_up_cos_sin(
     if table is None:
         return None
     axes = len(np.shape(positions)) - (rope.position_axes is not None)
-    return _halve(table) if len(table.shape) == axes + 1 else None
+    return halve(table) if len(table.shape) == axes + 1 else None
 
 
 _SINGLE = np.empty(0, np.float32)
@@ -225,9 +231,9 @@ def rotate_by_difference(
         return None
     # cos and sin of the new angle are a pair, which the old one turns back.
     names = _BATCH_NAMES[: len(new.shape) - 2] + "sd"
-    call = new, None, *_halve(old), names, None, None, None, None, how.ONE | how.INVERSE
+    call = new, None, *halve(old), names, None, None, None, None, how.ONE | how.INVERSE
     turned = backend.rotate_by_tables("half", None, 0, 0, *call)
     if turned is None:
         return None
-    call = x, None, *_halve(turned), axes, out, None, None, None, how.ONE
+    call = x, None, *halve(turned), axes, out, None, None, None, how.ONE
     return backend.rotate_by_tables(layout, r, offset, 0, *call)

@@ -15,7 +15,7 @@ from rope_xp._core.typing import Array, ArrayT
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
 from rope_xp._rotation.angles import with_axes
-from rope_xp.angles import Angles, CosSinPair, build_angles
+from rope_xp.angles import Angles, CosSinPair, build_angles, halve
 from rope_xp.norm import QKNorm
 from rope_xp.rope import Positions, RoPE
 
@@ -79,9 +79,10 @@ class Choice:
         owner = find.require_backend(which, "which")
         if owner.dtype_name(which) not in ("bool", *INTEGERS):
             raise TypeError(f"which must hold integers; got {owner.dtype_name(which)}")
-        if owner.host:
-            self._find_used(which)
-        object.__setattr__(self, "_host", which if owner.host else None)  # as an array
+        # A copy, which nobody else writes to, and the ropes in use.
+        host = np.array(which) if owner.host else None
+        used = [] if host is None else self._find_used(host)
+        object.__setattr__(self, "_host", (host, used))
 
     def _find_used(self, which: np.ndarray) -> list[int]:
         """Return the indices of ropes that sequences have, each once."""
@@ -109,15 +110,18 @@ class Choice:
         (2, 3, 32)
         """
         backend = find.require_backend(like, "like")
-        host: np.ndarray | None = None if backend.is_compiling() else vars(self)["_host"]
-        used = [] if host is None else self._find_used(host)
-        if host is not None and len(used) == 1:
-            angles = build_angles(self.ropes[used[0]], positions, like, head_dim)
-            if len(angles.cos.shape) == host.ndim + 2:
+        host, used = None, []
+        if not backend.is_compiling():
+            host, used = vars(self)["_host"]
+            if host is None:
+                owner, which = parse.read_operand(backend, "like", like, "which", self.which)
+                host = owner.host_view(which)
+                used = [] if host is None else self._find_used(host)
+        if host is not None and used:
+            angles = self._look_up(backend, host, used, positions, like, head_dim)
+            if angles is not None:
                 return angles
         owner, which = parse.read_operand(backend, "like", like, "which", self.which)
-        if host is None and (host := owner.host_view(which)) is not None:
-            used = self._find_used(host)
         chosen = range(len(self.ropes)) if host is None else used
         if owner.host and not backend.host:
             which = backend.asarray(which.astype(np.int32), backend.device(like))
@@ -129,6 +133,35 @@ class Choice:
         checked = host is not None and host.size > 0
         inverse = _select(backend, which, inverses, checked) if has_inverse else None
         return Angles(*_select(backend, which, tables, checked), self.ropes[0], inverse)
+
+    def _look_up(
+        self,
+        backend: Backend,
+        which: np.ndarray,
+        used: list[int],
+        positions: Positions,
+        like: Array,
+        head_dim: int | None,
+    ) -> Angles | None:
+        """Return angles by one table a rope in use, None where nothing native looks up."""
+        ropes, found = [self.ropes[i] for i in used], []
+        masks: list[Array] = []
+        scaled = any(rope.attention_factor != 1.0 for rope in ropes)
+        for inverse in (False, True) if scaled else (False,):
+            tables = [backend.look_up_angles(r, positions, like, head_dim, inverse) for r in ropes]
+            if any(table is None or len(table.shape) > which.ndim + 2 for table in tables):
+                return None
+            if not masks and len(used) > 1:
+                device = backend.device(like)
+                masks = [backend.asarray((which == i)[..., None, None], device) for i in used[1:]]
+            selected = tables[0]
+            for mask, table in zip(masks, tables[1:], strict=True):
+                selected = backend.xp.where(mask, table, selected)
+            if len(selected.shape) != which.ndim + 2:
+                return None
+            found.append(halve(selected))
+        (cos, sin), *inverses = found
+        return Angles(cos, sin, self.ropes[0], *inverses)
 
     def apply(
         self,

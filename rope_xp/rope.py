@@ -145,6 +145,12 @@ class RoPE(RopeFields):
             )
             if results is not None:
                 return results  # type: ignore[no-any-return]  # same kind as q and k
+            has_own = k_positions is not None
+            normal = parse.normalize(backend, self, (q, k), axes, norm, has_k_positions=has_own)
+            if normal is not None:
+                options = {"axes": axes, "k_positions": k_positions, "out": out}
+                options |= {"slots": slots, "cache_axes": cache_axes}
+                return self.apply(normal[0], normal[1], positions, **options)
         if slots is not None or cache_axes is not None:
             call = self, (q, k), positions, axes, None, False, norm, k_positions
             return rotate_into_slots(partial(parse.rotate, *call), k, slots, cache_axes, out)
@@ -229,6 +235,9 @@ class RoPE(RopeFields):
             result = backend.rotate_by_rope(*call)
             if result is not None:
                 return result  # type: ignore[no-any-return]  # same kind as x
+            normal = parse.normalize(backend, self, (x,), axes, read_norm(norm))
+            if normal is not None:
+                return self._rotate_one(normal[0], positions, axes, out, flags)  # type: ignore[no-any-return]  # as x
         inverse = flags & INVERSE != 0
         arguments = self, (x,), positions, axes, out, inverse, read_norm(norm)
         return choose.run(parse.rotate(*arguments))[0]  # type: ignore[no-any-return]  # same kind as x

@@ -32,6 +32,7 @@ from rope_xp._core.typing import Array, Layout
 from rope_xp._dispatch import find, how
 from rope_xp._dispatch.backend import Backend
 from rope_xp._rotation import angles as rotation_angles
+from rope_xp._rotation import norm as rotation_norm
 
 _PYTHON = (int, float, list, tuple, range)
 
@@ -75,6 +76,25 @@ def check_arrays(
         check_fit(where, "k", len(k.shape))
         checks.check_pair_shapes(where, x.shape, k.shape, has_k_positions)
     return backend, where, doubles
+
+
+def normalize(
+    backend: Backend,
+    rope: Rope,
+    arrays: tuple[Array, ...],
+    axes: str | None,
+    norm: Any,
+    *,
+    has_k_positions: bool = False,
+) -> tuple[Array, ...] | None:
+    """Return arrays after a norm that rounds, which then rotate without; None for other norms."""
+    if not getattr(norm, "round_between", False) or backend.takes_calls_whole:
+        return None
+    backend, where, _ = check_arrays(arrays, axes, has_k_positions=has_k_positions)
+    slice_ = slice_of(rope, arrays[0].shape[-1])
+    spec, weights = check_norm(backend, arrays, where, slice_[0], norm)
+    rotation = RotationSpec(where, rope.layout, *slice_, inverse=False)
+    return rotation_norm.normalize_rounded(backend, arrays, weights, rotation, spec)  # type: ignore[arg-type]  # of a norm
 
 
 def rotate(

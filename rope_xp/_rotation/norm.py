@@ -27,68 +27,83 @@ def rotate(
 ) -> Array:
     """Return array i of a call, normalized and rotated by ``rotate_array``."""
     xp, spec, x = call.backend.xp, call.spec, call.arrays[i]
-    y, weight = _read_operands(call, norm, i, cos.dtype)
-    spec = spec._replace(rotary_offset=0) if norm.over_slice else spec
+    y, weight = _read_operands(xp, norm, spec, x, call.weights[i], cos.dtype)
+    own = spec._replace(rotary_offset=0) if norm.over_slice else spec
     # A factor from float64 halves the error of a float32 row.
     exact = call.backend.has_float64(x) and not call.backend.is_compiling()
-    mean = _sum_squares(call, y, spec)
+    mean = _sum_squares(call, y, own)
     # 1 / count, as torch divides by a number in its own way.
     mean = (xp.astype(mean, xp.float64, copy=False) if exact else mean) * (1.0 / y.shape[-1])
     factor = xp.astype(_take_rsqrt(xp, mean + norm.eps), cos.dtype, copy=False)
-    y = rotate_array(xp, y if weight is None else y * weight, cos, sin, spec) * factor
-    return _put_back(call, norm, x, xp.astype(y, x.dtype, copy=False))
+    y = rotate_array(xp, y if weight is None else y * weight, cos, sin, own) * factor
+    return _put_back(xp, norm, spec, x, xp.astype(y, x.dtype, copy=False))
 
 
 def round_between(call: Call) -> Call:
-    """Return a call without a norm that is to round: its arrays are normalized, and rounded.
-
-    The steps are those of other modules, for their bits.
-    """
-    norm, xp, arrays = call.spec.norm, call.backend.xp, []
+    """Return a call without a norm that is to round: its arrays are normalized, and rounded."""
+    norm = call.spec.norm
     if norm is None or not norm.round_between:
         return call
-    for i, x in enumerate(call.arrays):
-        wide = call.backend.dtype_name(x) == "float64"
-        y, weight = _read_operands(call, norm, i, xp.float64 if wide else xp.float32)
-        y = y * _take_rsqrt(xp, xp.mean(y * y, axis=-1, keepdims=True) + norm.eps)
-        if not norm.weight_offset and y.dtype != x.dtype:
+    arrays = normalize_rounded(call.backend, call.arrays, call.weights, call.spec, norm)
+    return replace(call, arrays=arrays, spec=call.spec._replace(norm=None), weights=())
+
+
+def normalize_rounded(
+    backend: Any,
+    arrays: tuple[Array, ...],
+    weights: tuple[Array | None, ...],
+    spec: RotationSpec,
+    norm: NormSpec,
+) -> tuple[Array, ...]:
+    """Return arrays normalized and rounded, by the steps of torch's modules, for their bits."""
+    xp, results = backend.xp, []
+    for x, given in zip(arrays, weights, strict=True):
+        dtype = xp.float64 if backend.dtype_name(x) == "float64" else xp.float32
+        y, weight = _read_operands(xp, norm, spec, x, given, dtype)
+        rounds = y.dtype != x.dtype
+        # No other module has bits of numpy.
+        mean = xp.vecdot(y, y)[..., None] * (1.0 / y.shape[-1]) if backend.host else None
+        mean = xp.mean(y * y, axis=-1, keepdims=True) if mean is None else mean
+        y = y * _take_rsqrt(xp, mean + norm.eps)
+        if rounds and not norm.weight_offset:
             y = xp.astype(xp.astype(y, x.dtype), y.dtype)
         y = y if weight is None else y * weight
-        arrays.append(_put_back(call, norm, x, xp.astype(y, x.dtype, copy=False)))
-    return replace(call, arrays=tuple(arrays), spec=call.spec._replace(norm=None), weights=())
+        y = xp.astype(y, x.dtype) if rounds else y
+        results.append(_put_back(xp, norm, spec, x, y) if norm.over_slice else y)
+    return tuple(results)
 
 
-def _read_operands(call: Call, norm: NormSpec, i: int, dtype: Any) -> tuple[Array, Array | None]:
-    """Return what of array i is normalized, and its weight and offset."""
-    xp, spec, x, weight = call.backend.xp, call.spec, call.arrays[i], call.weights[i]
+def _read_operands(
+    xp: Namespace, norm: NormSpec, spec: RotationSpec, x: Array, weight: Array | None, dtype: Any
+) -> tuple[Array, Array | None]:
+    """Return what of an array is normalized, and its weight and offset."""
     if norm.over_slice:
         x = x[..., spec.rotary_offset : spec.rotary_offset + spec.rotary_dim]
     if weight is not None:
-        weight = xp.astype(weight, dtype, copy=False)
-        weight = align_weight(xp, weight, spec.axes) + norm.weight_offset
-    return xp.astype(x, dtype, copy=False), weight
+        weight = weight if weight.dtype == dtype else xp.astype(weight, dtype)
+        weight = align_weight(xp, weight, spec.axes)
+        weight = weight + norm.weight_offset if norm.weight_offset else weight
+    return x if x.dtype == dtype else xp.astype(x, dtype), weight
 
 
 def _take_rsqrt(xp: Namespace, mean: Array) -> Array:
     return xp.rsqrt(mean) if hasattr(xp, "rsqrt") else 1.0 / xp.sqrt(mean)
 
 
-def _put_back(call: Call, norm: NormSpec, x: Array, y: Array) -> Array:
+def _put_back(xp: Namespace, norm: NormSpec, spec: RotationSpec, x: Array, y: Array) -> Array:
     """Return y, or x with the slice y."""
-    first, end = call.spec.rotary_offset, call.spec.rotary_offset + call.spec.rotary_dim
     if not norm.over_slice:
         return y
-    return call.backend.xp.concat([x[..., :first], y, x[..., end:]], axis=-1)
+    first, end = spec.rotary_offset, spec.rotary_offset + spec.rotary_dim
+    return xp.concat([x[..., :first], y, x[..., end:]], axis=-1)
 
 
 def align_weight(xp: Namespace, weight: Array, axes: Axes) -> Array:
-    """Return a weight (n,) or (heads, n) with all axes of an array, or one that has them all."""
-    if len(weight.shape) == len(axes.names):
+    """Return a weight (n,) or (heads, n) that broadcasts, or one that has all axes of an array."""
+    if len(weight.shape) in (1, len(axes.names)):
         return weight
     shape = [1] * len(axes.names)
-    shape[-1] = weight.shape[-1]
-    if len(weight.shape) > 1:
-        shape[axes.heads or 0] = weight.shape[0]
+    shape[-1], shape[axes.heads or 0] = weight.shape[-1], weight.shape[0]
     return xp.reshape(weight, tuple(shape))
 
 

@@ -5,6 +5,7 @@ compute a layer by one and then by the other.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,7 +18,7 @@ from rope_xp._core.slices import slice_of
 from rope_xp._dispatch import choose
 from rope_xp._dispatch.find import require_backend
 from rope_xp._dispatch.how import CHECK_COLUMNS, ONE, RECORDED, TRANSPOSED, builders
-from rope_xp.norm import describe_norm, read_norm
+from rope_xp.norm import QKNorm, describe_norm, read_norm
 
 from . import derivative, entry
 from .library import PLAIN, Tensors, is_plain
@@ -101,14 +102,16 @@ def need_gradients(arrays: Tensors) -> bool:
     return recorded and all(type(x) in PLAIN and x.requires_grad for x in arrays)
 
 
-def copy_positions(positions: Any) -> Tensors | None:
-    """Return positions to save, which the caller may overwrite; None for what is not saved here."""
+def copy_positions(positions: Any, double: bool = False) -> Tensors | None:
+    """Return positions to save, which the caller may overwrite; None for what is not saved here.
+
+    Those of floats as their whole and fractional parts, which the operator saves.
+    """
     kind = type(positions)
-    if kind is torch.Tensor:
-        is_read = positions.dtype in _INTEGERS and is_plain(positions)
-        return (positions.to(torch.int64, copy=True),) if is_read else None
     if positions is None:
         return ()
+    if kind is torch.Tensor:
+        return _copy_tensor(positions, double)
     if kind is np.ndarray:
         copied = positions.astype(np.int64) if positions.dtype in (np.int32, np.int64) else None
         return None if copied is None else (torch.from_numpy(copied),)
@@ -118,6 +121,18 @@ def copy_positions(positions: Any) -> Tensors | None:
     return (tensor,) if tensor.dtype is torch.int64 else None
 
 
+def _copy_tensor(positions: torch.Tensor, double: bool) -> Tensors | None:
+    if not is_plain(positions) or positions.requires_grad:
+        return None
+    if positions.dtype in _INTEGERS:
+        return (positions.to(torch.int64, copy=True),)
+    if positions.dtype not in (torch.float32, torch.float64):
+        return None
+    floor = positions.floor()
+    part = (positions - floor).to(torch.float64 if double else torch.float32)
+    return floor.to(torch.int64), part
+
+
 def rotate_by_rope(*call: Any) -> Any:
     """Rotate as the entry does, and record it; None to leave that to the slow path."""
     rope, q, k, positions, k_positions, axes, _, norm, _, _, how = call
@@ -125,12 +140,13 @@ def rotate_by_rope(*call: Any) -> Any:
     if norm is not None or k_positions is not None or not need_gradients(arrays):
         if not all(type(x) in PLAIN for x in arrays):
             return None
-        if not how & ONE and (k_positions is not None or q.requires_grad != k.requires_grad):
-            fits = norm is None and _is_pair(q, k, axes, k_positions is not None)
-            return _rotate_apart(call) if fits else None
+        both = not how & ONE
+        apart = both and norm is None and q.requires_grad != k.requires_grad
+        if both and (k_positions is not None or apart):
+            return _rotate_apart(call) if _is_pair(q, k, axes, k_positions is not None) else None
         if norm is None:
             return None
-    saved = copy_positions(positions)
+    saved = copy_positions(positions, q.dtype is torch.float64)
     if saved is None:
         return None
     results = entry.native_rotate_by_rope(*call[:-1], how | RECORDED)
@@ -159,14 +175,29 @@ def _is_pair(q: torch.Tensor, k: torch.Tensor, axes: Any, own_tokens: bool) -> b
 
 def _rotate_apart(call: tuple[Any, ...]) -> Any:
     """Rotate q and k in calls of their own: all results of one require a gradient, or none."""
-    rope, q, k, positions, k_positions, *rest, how = call
-    backend, results = require_backend(q, "q"), []
-    for x, given in ((q, positions), (k, positions if k_positions is None else k_positions)):
-        result = backend.rotate_by_rope(rope, x, None, given, None, *rest, how | ONE)
+    rope, q, k, positions, k_positions, axes, out, norm, *rest, how = call
+    backend, results, norms = require_backend(q, "q"), [], (norm, norm)
+    if norm is not None:
+        if type(norm) is not QKNorm or not _are_alike(norm.q_weight, norm.k_weight):
+            return None
+        norms = norm, replace(norm, q_weight=norm.k_weight)
+    own = positions, positions if k_positions is None else k_positions
+    for x, given, of_x in zip((q, k), own, norms, strict=True):
+        result = backend.rotate_by_rope(
+            rope, x, None, given, None, axes, out, of_x, *rest, how | ONE
+        )
         if result is None:
             return None
         results.append(result)
     return tuple(results)
+
+
+def _are_alike(weight: Any, other: Any) -> bool:
+    return weight is other or (
+        isinstance(weight, torch.Tensor)
+        and isinstance(other, torch.Tensor)
+        and weight.shape == other.shape
+    )
 
 
 def _describe_norm(
@@ -184,6 +215,8 @@ def _describe_norm(
 def transpose_rope(rope: Any, grads: Tensors, saved: Tensors, axes: Any, how: int) -> Tensors:
     """Return gradients rotated back, by the same positions and attention factor."""
     positions = saved[0] if saved else None
+    if len(saved) > 1:  # exact, as its fraction has no more bits than before
+        positions = saved[0].to(torch.float64) + saved[1]
     one = len(grads) == 1
     flags = (how | ONE if one else how) ^ TRANSPOSED
     call = rope, grads[0], grads[-1], positions, None, axes, None, None, None, None, flags
