@@ -20,7 +20,6 @@ from rope_xp._dispatch.find import by_type, find_backend, require_backend_of_nam
 from rope_xp.norm import QKNorm, read_norm
 
 CosSinPair: TypeAlias = tuple[Array, Array]
-_BATCH_NAMES = "abcefgijklmnop"
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,11 +164,11 @@ def build_angles(rope: Rope, positions: Any, like: Array, head_dim: int | None =
         head_dim = numbers.check_positive_int("head_dim", head_dim)
     backend = by_type.get(type(like)) or find_backend(like)
     if backend is not None:
-        table = backend.look_up_angles(rope, positions, like, head_dim, False)
+        table = backend.look_up_angles(rope, positions, like, head_dim, False, None, None)
         if table is not None:
             if rope.attention_factor == 1.0:
                 return Angles(*halve(table), rope)
-            inverse = backend.look_up_angles(rope, positions, like, head_dim, True)
+            inverse = backend.look_up_angles(rope, positions, like, head_dim, True, None, None)
             return Angles(*halve(table), rope, halve(inverse))
     backend, lookups = parse_tables.angles(rope, positions, like, head_dim)
     tables = [backend.materialize(*backend.cos_sin(lookup)) for lookup in lookups]
@@ -202,7 +201,7 @@ def look_up_cos_sin(
     backend = None if like is None else by_type.get(type(like)) or find_backend(like)
     if backend is None:
         return None
-    table = backend.look_up_angles(rope, positions, like, head_dim, False)
+    table = backend.look_up_angles(rope, positions, like, head_dim, False, None, None)
     if table is None:
         return None
     axes = len(np.shape(positions)) - (rope.position_axes is not None)
@@ -225,15 +224,11 @@ def rotate_by_difference(
     if backend is None or not getattr(x, "shape", None):
         return None
     layout, r, offset = parse.check_same_pairs(rope, to, x.shape[-1])
-    old = backend.look_up_angles(rope, old_positions, x, None, True)
-    new = None if old is None else backend.look_up_angles(to, new_positions, x, None, False)
-    if new is None or new.shape != old.shape:
-        return None
-    # cos and sin of the new angle are a pair, which the old one turns back.
-    names = _BATCH_NAMES[: len(new.shape) - 2] + "sd"
-    call = new, None, *halve(old), names, None, None, None, None, how.ONE | how.INVERSE
-    turned = backend.rotate_by_tables("half", None, 0, 0, *call)
+    turned = backend.look_up_angles(to, new_positions, x, None, False, rope, old_positions)
     if turned is None:
         return None
-    call = x, None, *halve(turned), axes, out, None, None, None, how.ONE
-    return backend.rotate_by_tables(layout, r, offset, 0, *call)
+    slice_, rest = (layout, r, offset, 0), (axes, out, None, None, None, how.ONE)
+    result = backend.rotate_by_tables(*slice_, x, None, turned, None, *rest)
+    if result is None:  # where a gradient is recorded, say
+        result = backend.rotate_by_tables(*slice_, x, None, *halve(turned), *rest)
+    return result

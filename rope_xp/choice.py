@@ -148,7 +148,8 @@ class Choice:
         masks: list[Array] = []
         scaled = any(rope.attention_factor != 1.0 for rope in ropes)
         for inverse in (False, True) if scaled else (False,):
-            tables = [backend.look_up_angles(r, positions, like, head_dim, inverse) for r in ropes]
+            options = positions, like, head_dim, inverse, None, None
+            tables = [backend.look_up_angles(rope, *options) for rope in ropes]
             if any(table is None or len(table.shape) > which.ndim + 2 for table in tables):
                 return None
             if not masks and len(used) > 1:

@@ -43,7 +43,9 @@ def move_slots(
         keys = xp.take(cache, slots, axis=axis)
     if backend.dtype_name(cache) == "float32" and backend.has_float64(cache):
         keys = xp.astype(keys, xp.float64)  # as rounding accumulates
-    keys = xp.astype(move(keys), cache.dtype, copy=False)
+    keys = move(keys)
+    if keys.dtype != cache.dtype and not (out is cache and backend.numpy_dtypes):
+        keys = xp.astype(keys, cache.dtype)  # as an assignment of numpy does
     if out is None:
         return backend.replace_slots(cache, axis, slots, keys)
     if out is not cache:
@@ -63,10 +65,10 @@ def _are_few(backend: Backend, cache: Array, slots: Any, axis: int) -> bool:
         host = backend.host_view(slots)
     if host is None or host.ndim != 1 or not 0 < host.size <= FEW or host.dtype.kind not in "iu":
         return False
-    numbers, memory = host.tolist(), backend.memory(cache)
-    if not 0 <= min(numbers) <= max(numbers) < cache.shape[axis]:
+    numbers, memory = sorted({*host.tolist()}), backend.memory(cache)
+    if len(numbers) < host.size or not 0 <= numbers[0] <= numbers[-1] < cache.shape[axis]:
         return False
-    if len({*numbers}) < len(numbers) or memory is None or overlaps_itself(memory):
+    if memory is None or overlaps_itself(memory):
         return False
     return memory.writeable and backend.unwritable_reason(cache, cache) is None
 

@@ -28,9 +28,15 @@ def overlaps_itself(memory: Memory) -> bool:
     """Return whether elements may overlap, as no order of the axes nests their strides."""
     if 0 in memory.shape:
         return False
+    axes, reach = [*zip(memory.strides, memory.shape, strict=True)], memory.itemsize
+    for step, n in reversed(axes):
+        if step != reach:
+            break
+        reach *= n
+    else:
+        return False  # contiguous, nearly always
     reach = memory.itemsize
-    axes = zip(memory.strides, memory.shape, strict=True)
-    for step, n in sorted((abs(step), n) for step, n in axes if n > 1):
+    for step, n in sorted([(abs(step), n) for step, n in axes if n > 1]):
         if step < reach:
             return True
         reach = step * (n - 1) + reach

@@ -68,14 +68,15 @@ class Backend:
 
         ``call`` holds layout, rotary_dim (0: as many components as there are columns),
         rotary_offset, the number of their form among ``COLUMN_FORMS``, q, k, cos, sin, axes, out,
-        norm, slots, cache_axes, and flags.
+        norm, slots, cache_axes, and flags. Where sin is None it lies behind cos in one array.
         """
         return None
 
     def look_up_angles(self, *call: Any) -> Any:
         """Return cos and sin, side by side in one array; None to leave it to the slow path.
 
-        ``call`` holds rope, positions, like, head_dim or None, and whether they are of the inverse.
+        ``call`` holds rope, positions, like, head_dim or None, and whether they are of the inverse;
+        then None twice, or a rope and positions whose angles are subtracted.
         """
         return None
 

@@ -619,7 +619,8 @@ PyObject* rotate_by_rope(PyObject*, PyObject* const* args, Py_ssize_t count) {
 // slots, cache_axes, how): results, or None.
 //
 // rotary_dim: None for all of head_dim, 0 for as many components as there are columns. columns: 0
-// for one a pair; 1 where the second half repeats the first, 2 where neighbours are equal.
+// for one a pair; 1 where the second half repeats the first, 2 where neighbours are equal. sin:
+// None where it lies behind cos, as look_up_angles returns both.
 PyObject* rotate_by_tables(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (count != 14) return fail("rotate_by_tables takes fourteen arguments"), nullptr;
   PyObject *layout = args[0], *out = args[9], *slots = args[11];
@@ -636,7 +637,8 @@ PyObject* rotate_by_tables(PyObject*, PyObject* const* args, Py_ssize_t count) {
   Ref weights[2];
   if (!read_norm(e, args[10], call, weights)) return decline();
   for (int i = 0; i < e.arrays; i++) call.x[i] = e.x[i];
-  for (int i = 0; i < 2; i++) {
+  const bool joined = args[7] == Py_None;
+  for (int i = 0; i < 2 - joined; i++) {
     PyObject* table = args[6 + i];
     const Library library = find_library(table);
     if ((library != e.library && library != NUMPY) || !read(e, table, library, call.angle[i]))
@@ -644,6 +646,12 @@ PyObject* rotate_by_tables(PyObject*, PyObject* const* args, Py_ssize_t count) {
     e.angle[e.angles++] = call.angle[i];
   }
   call.angles = 2;
+  if (joined && call.angle[0].ndim) {
+    Array &left = call.angle[0], &right = call.angle[1];
+    const int last = left.ndim - 1;
+    left.shape[last] /= 2;
+    right = left, right.data += left.shape[last] * left.strides[last];
+  }
   const Array &cos = call.angle[0], &sin = call.angle[1];
   if (!is_float(cos.dtype) || cos.ndim < 2 || sin.ndim != cos.ndim || is_empty(cos) ||
       memcmp(cos.shape, sin.shape, cos.ndim * sizeof(I)) != 0)
@@ -670,15 +678,37 @@ PyObject* rotate_by_tables(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return run_calls(e, out, slots, args[12], nullptr, form == 2 ? 2 : 1);
 }
 
-// look_up_angles(rope, positions, like, head_dim, inverse): cos and sin, side by side in an array
-// (batch..., tokens, r) of the library of like, or None. head_dim may be None: that of like.
+namespace {
+
+// Sets up a call that rotates a row by the angles of positions, which are read already.
+bool place_turn(Call& call, char*& buffer, const Variant& v, int how) {
+  const int columns = v.tables->components ? 0 : -1;
+  set_layout(call.job, false, false, how);
+  call.job.lookup = true, call.job.pairs = v.pairs, call.weights = 0, call.arrays = 1;
+  if (!fit_positions(call, buffer, v) || !place_operands(call) || !read_angles(call, columns) ||
+      !place_tables(call, v.tables, columns >= 0))
+    return false;
+  collapse(call);
+  return !exceeds_limit(call);
+}
+
+bool have_one_shape(const Array& x, const Array& y) {
+  return x.ndim == y.ndim && memcmp(x.shape, y.shape, x.ndim * sizeof(I)) == 0;
+}
+
+}  // namespace
+
+// look_up_angles(rope, positions, like, head_dim, inverse, old, old_positions): cos and sin, side
+// by side in an array (batch..., tokens, r) of the library of like, or None. head_dim may be None:
+// that of like. With a rope `old` they are of differences, and those of old_positions are turned
+// back.
 PyObject* look_up_angles(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 5) return fail("look_up_angles takes five arguments"), nullptr;
+  if (count != 7) return fail("look_up_angles takes seven arguments"), nullptr;
   Entry e;
   e.how = ONE;
-  const bool inverse = args[4] == Py_True;
+  const bool inverse = args[4] == Py_True, differs = args[5] != Py_None;
   Array like;
-  Call& call = e.call[0];
+  Call &call = e.call[0], &back = e.call[1];
   Job& job = call.job;
   Array &x = call.x[0], &positions = call.angle[0];
   if (!takes(e, args[2]) || !read_fields(args[2], e.library, like)) return decline();
@@ -687,11 +717,18 @@ PyObject* look_up_angles(PyObject*, PyObject* const* args, Py_ssize_t count) {
   else if (!is_float(like.dtype)) Py_RETURN_NONE;
   if (PyErr_Occurred()) return PyErr_Clear(), Py_NewRef(Py_None);
   if (head_dim < 1 || !read_positions(e, args[1], 0, positions)) return decline();
-  Variant v;
-  Ref owner;
+  if (differs &&
+      (!read_positions(e, args[6], 2, back.angle[0]) || !have_one_shape(positions, back.angle[0])))
+    return decline();
+  Variant v, old;
+  Ref owner, old_owner;
   const bool wide = like.dtype == FLOAT64;
   v.head_dim = head_dim, v.inverse = inverse, v.wide = wide;
+  old = v, old.inverse = true;  // without the attention factor
   if (!find_variant(args[0], count_elements(positions), v, owner)) return decline();
+  if (differs && !find_variant(args[5], count_elements(positions), old, old_owner))
+    return decline();
+  if (differs && old.pairs != v.pairs) Py_RETURN_NONE;
   // Pairs (1, -0), which rotate to cos and sin: a product with 1 is exact, and to add -0 changes no
   // bit. A sum of zeros is -0 only where both are, and there the cosine is positive.
   const I size = wide ? 8 : 4, r = 2 * v.pairs;
@@ -715,20 +752,17 @@ PyObject* look_up_angles(PyObject*, PyObject* const* args, Py_ssize_t count) {
     else ((float*)x.data)[i] = (float)value;
   }
   x.extent = {0, r * size};
-  set_layout(job, false, false, 0);
-  job.lookup = true, job.pairs = v.pairs, call.weights = 0;
-  if (!fit_positions(call, e.buffers[0], v)) return decline();
   Ref y(PyObject_CallFunction(functions[e.library][EMPTY], "Oi", shape.object, wide));
   if (!y.object) return nullptr;
   if (find_library(y) != e.library || !read_fields(y, e.library, call.y[0])) return decline();
-  call.arrays = 1;
-  const int columns = v.tables->components ? 0 : -1;
-  if (!place_operands(call) || !read_angles(call, columns) ||
-      !place_tables(call, v.tables, columns >= 0))
-    return decline();
-  collapse(call);
-  if (exceeds_limit(call)) Py_RETURN_NONE;
-  if (!run(call, functions[e.library][LIMIT_THREADS])) return nullptr;
+  if (!place_turn(call, e.buffers[0], v, 0)) return decline();
+  if (differs) {
+    memset(&back.job, 0, sizeof back.job);
+    back.axes = call.axes, back.x[0] = back.y[0] = call.y[0];
+    if (!place_turn(back, e.buffers[3], old, INVERSE)) return decline();
+  }
+  for (int i = 0; i < 1 + differs; i++)
+    if (!run(e.call[i], functions[e.library][LIMIT_THREADS])) return nullptr;
   return Py_NewRef(y.object);
 }
 
