@@ -62,6 +62,9 @@ def cumulative_angles(
     [[-0.5664]]
     """
     backend = find.require_backend(steps, "steps")
+    summed = backend.accumulate_angles(steps, axis, start, cu_seqlens, return_state)
+    if summed is not None:
+        return summed
     xp, shape, double = backend.xp, tuple(steps.shape), backend.has_float64(steps)
     is_float64 = checks.check_float(backend, "steps", steps) == "float64"
     dtype = xp.float64 if is_float64 else xp.float32
@@ -75,7 +78,7 @@ def cumulative_angles(
     summed = None
     if double and host_ends is not None:
         wide = xp.astype(constant, dtype, copy=False)
-        summed = _sum_natively(backend, wide, axis, host_ends, words)
+        summed = backend.accumulate_angles(wide, axis, start, host_ends, True)
     if summed is None:
         inside = xp.abs(xp.astype(constant, dtype, copy=False)) < turns.LARGEST
         valid = xp.all(inside, axis=axis, keepdims=True)
@@ -87,7 +90,7 @@ def cumulative_angles(
         angles = xp.astype(angles, dtype, copy=False)
         angles = xp.where(valid, angles, xp.full_like(angles, math.nan))
     else:
-        angles, words = summed
+        angles, *words = summed
 
     def sum_floats(x: Array) -> Array:
         # Sums of packed sequences are differences.
@@ -132,23 +135,6 @@ def _read_state(
             f"{dtype} of shape {shape}"
         )
     return (start,) if double else (start[..., 0], start[..., 1])
-
-
-def _sum_natively(
-    backend: Backend, steps: Array, axis: int, ends: np.ndarray, start: turns.Words | None
-) -> tuple[Array, turns.Words] | None:
-    """Return the angles and the state, None where nothing native sums."""
-    xp, before, after = backend.xp, tuple(steps.shape[:axis]), tuple(steps.shape[axis + 1 :])
-    outer, inner = math.prod(before), math.prod(after)
-    flat = xp.reshape(steps, (outer, steps.shape[axis], inner))
-    state = None if start is None else xp.reshape(start[0], (outer, len(ends) - 1, inner))
-    summed = backend.accumulate_natively(flat, state, ends)
-    if summed is None:
-        return None
-    angles, state, is_inside = summed
-    _check_range(is_inside)
-    state = xp.reshape(state, (*before, len(ends) - 1, *after))
-    return xp.reshape(angles, steps.shape), (state,)
 
 
 def _check_range(is_inside: bool) -> None:

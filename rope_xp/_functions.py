@@ -7,7 +7,6 @@ from rope_xp._arguments import fields, learned, parse, parse_tables
 from rope_xp._arguments.out import check_out
 from rope_xp._core import numbers
 from rope_xp._core.caches import BoundedCache
-from rope_xp._core.call import CosSin
 from rope_xp._core.errors import RopeError
 from rope_xp._core.typing import ArrayT, Layout
 from rope_xp._dispatch import choose, find, how
@@ -195,20 +194,13 @@ def apply_frequencies(
     >>> cells = positions.grid(2, 3)
     >>> q_rotated, k_rotated = rope_xp.apply_frequencies(q, k, cells, frequencies, layout="half")
     """
-    call, product = learned.apply_frequencies(q, k, positions, frequencies, layout, axes)
-    if product is None and len(call.angles) == 1 and isinstance(call.angles[0], CosSin):
-        tables = call.angles[0].cos, call.angles[0].sin
-        fields = layout, 0, 0, 0, q, k, *tables, axes, out, None, None, None, how.GIVEN_COLUMNS
-        results = call.backend.rotate_by_tables(*fields)
+    backend = find.by_type.get(type(q)) or find.find_backend(q)
+    if backend is not None:
+        results = backend.rotate_by_product(q, k, positions, frequencies, layout, axes, out)
         if results is not None:
             return results[0], results[1]
-    call = replace(call, out=check_out(call.backend, (q, k), out))
-    if product is not None:
-        recorded = call.backend.record_product(call, product.positions, product.frequencies)
-        if recorded is not None:
-            return recorded[0], recorded[1]
-        return choose.run(learned.follow_frequencies(call, product))
-    return choose.run(call)
+    call = learned.apply_frequencies(q, k, positions, frequencies, layout, axes)
+    return choose.run(replace(call, out=check_out(call.backend, (q, k), out)))
 
 
 def apply_angles(

@@ -1,9 +1,6 @@
 """From positions and arrays of frequencies to a checked Call."""
 
-import math
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -22,22 +19,10 @@ from rope_xp._rotation.angles import with_axes
 _SHAPES = "(r/2,), (heads, r/2) or (components, heads, r/2)"
 
 
-class Product(NamedTuple):
-    """Positions and frequencies that something learns, with a leading axis of components."""
-
-    positions: Array
-    frequencies: Array
-    follow: Callable[[], tuple[Array, Array]]
-    """Returns cos and sin whose derivatives are those of the product."""
-
-
 def apply_frequencies(
     q: Array, k: Array, positions: Any, frequencies: Any, layout: Layout, axes: Any
-) -> tuple[Call, Product | None]:
-    """Return the call that rotates q and k by the products of positions and frequencies.
-
-    Its angles are constants. The product is returned where derivatives follow one of its factors.
-    """
+) -> Call:
+    """Return the call that rotates q and k by the products of positions and frequencies."""
     fields.check_layout(layout)
     backend, where, doubles = parse.check_arrays((q, k), axes)
     frequencies = _check_frequencies(backend, q, frequencies)
@@ -57,27 +42,12 @@ def apply_frequencies(
     if not components:
         positions, frequencies = positions[None, ...], frequencies[None, ...]
     target = (backend, backend.device(q), any(doubles))
-    tables, follow = _compute_tables(target, positions, frequencies, len(where.batch), per_head)
+    tables = _compute_tables(target, positions, frequencies, len(where.batch), per_head)
     angles = parse_tables.cast_tables(backend, tables, doubles)
-    call = Call(backend, (q, k), angles, None, RotationSpec(where, layout, *slice_, False))
-    return call, None if follow is None else Product(positions, frequencies, follow)
+    return Call(backend, (q, k), angles, None, RotationSpec(where, layout, *slice_, False))
 
 
-def follow_frequencies(call: Call, product: Product) -> Call:
-    """Return the call by cos and sin that derivatives follow."""
-    backend = call.backend
-    doubles = [backend.dtype_name(x) == "float64" for x in call.arrays]
-    return replace(call, angles=parse_tables.cast_tables(backend, product.follow(), doubles))
-
-
-def _build_followed(
-    q: Array, k: Array, positions: Any, frequencies: Any, layout: Layout, axes: Any
-) -> Call:
-    call, product = apply_frequencies(q, k, positions, frequencies, layout, axes)
-    return call if product is None else follow_frequencies(call, product)
-
-
-how.builders["apply_frequencies"] = _build_followed
+how.builders["apply_frequencies"] = apply_frequencies
 
 
 def _check_frequencies(backend: Backend, q: Array, frequencies: Any) -> Array:
@@ -126,11 +96,10 @@ def _compute_tables(
     frequencies: Array,
     batch: int,
     per_head: bool,
-) -> tuple[tuple[Array, Array], Callable[[], tuple[Array, Array]] | None]:
+) -> tuple[Array, Array]:
     """Return cos and sin, (batch..., tokens, r/2), or ``per_head`` (batch..., tokens, heads, r/2).
 
-    Positions and frequencies have a leading axis of components. Cos and sin are constants; the
-    function that is returned with them gives them derivatives.
+    Positions and frequencies have a leading axis of components.
     """
     backend, device, double = target
     p_owner = find.require_backend(positions, "positions")
@@ -149,56 +118,27 @@ def _compute_tables(
         return with_axes(place(x[c, ...], f_owner), batch + 2 + per_head)
 
     p_constant, f_constant = p_owner.stop_gradient(positions), f_owner.stop_gradient(frequencies)
-    tables = None
-    if not double and p_owner is f_owner is backend:
-        tables = _multiply_natively(backend, p_constant, f_constant, batch + 1 if per_head else 0)
-    if tables is None:
-        base = products.DOUBLE if double else products.SINGLE
-        digits, weights, rest = products.split_positions(p_owner, p_constant, base)
-        factors = products.build_multipliers(f_owner, f_constant, weights, base)
-        terms = []
-        for c in range(positions.shape[0]):
-            below = None if rest is None else place_positions(rest, c)
-            position = [place_positions(x, c) for x in digits], weights, below
-            multipliers = [
-                products.Multiplier(*(place_frequencies(part, c) for part in factor))
-                for factor in factors
-            ]
-            f = place_frequencies(f_constant, c)
-            terms.append(products.Term(products.PositionDigits(*position), multipliers, f))
-        tables = products.cos_sin(backend, terms, double)
-    if p_constant is positions and f_constant is frequencies:
-        return tables, None
-    constant = tables
-
-    def follow() -> tuple[Array, Array]:
-        pairs = [
-            products.Factors(
-                *(place_positions(x, c) for x in (positions, p_constant)),
-                *(place_frequencies(x, c) for x in (frequencies, f_constant)),
-            )
-            for c in range(positions.shape[0])
+    base = products.DOUBLE if double else products.SINGLE
+    digits, weights, rest = products.split_positions(p_owner, p_constant, base)
+    factors = products.build_multipliers(f_owner, f_constant, weights, base)
+    terms = []
+    for c in range(positions.shape[0]):
+        below = None if rest is None else place_positions(rest, c)
+        position = [place_positions(x, c) for x in digits], weights, below
+        multipliers = [
+            products.Multiplier(*(place_frequencies(part, c) for part in factor))
+            for factor in factors
         ]
-        return products.follow(backend.xp, *constant, pairs)
-
-    return tables, follow
-
-
-def _multiply_natively(
-    backend: Backend, positions: Array, frequencies: Array, axes: int
-) -> tuple[Array, Array] | None:
-    """Return cos and sin with so many axes of rows at least, None where nothing native does."""
-    xp, dtype = backend.xp, backend.dtype_name(positions)
-    # Positions of 64 bits are split in their own dtype.
-    if backend.dtype_name(frequencies) == "float64" or dtype in ("float64", "uint64"):
-        return None
-    if dtype not in ("int32", "int64", "float32"):
-        positions = xp.astype(positions, xp.float32 if dtype in FLOATS else xp.int64)
-    rows, columns = tuple(positions.shape[1:]), tuple(frequencies.shape[1:])
-    positions = xp.reshape(positions, (positions.shape[0], math.prod(rows)))
-    frequencies = xp.reshape(frequencies, (positions.shape[0], math.prod(columns)))
-    tables = backend.multiply_natively(positions, xp.astype(frequencies, xp.float32, copy=False))
-    if tables is None:
-        return None
-    shape = (*(1,) * (axes - len(rows)), *rows, *columns)
-    return xp.reshape(tables[0], shape), xp.reshape(tables[1], shape)
+        f = place_frequencies(f_constant, c)
+        terms.append(products.Term(products.PositionDigits(*position), multipliers, f))
+    tables = products.cos_sin(backend, terms, double)
+    if p_constant is positions and f_constant is frequencies:
+        return tables
+    pairs = [
+        products.Factors(
+            *(place_positions(x, c) for x in (positions, p_constant)),
+            *(place_frequencies(x, c) for x in (frequencies, f_constant)),
+        )
+        for c in range(positions.shape[0])
+    ]
+    return products.follow(backend.xp, *tables, pairs)

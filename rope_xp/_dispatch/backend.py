@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rope_xp._core.caches import cached_tables
-from rope_xp._core.call import LIMIT, Call, TableLookup
+from rope_xp._core.call import LIMIT, TableLookup
 from rope_xp._core.dtypes import numpy_name
 from rope_xp._core.memory import Memory
 from rope_xp._core.path import Path, ShardedExecutor
@@ -202,31 +202,17 @@ class Backend:
         rows = self.xp.take(table, self.xp.reshape(indices, (-1,)), axis=0)
         return self.xp.reshape(rows, (*indices.shape, table.shape[1]))
 
-    def multiply_natively(self, positions: Array, frequencies: Array) -> tuple[Array, Array] | None:
-        """Return cos and sin of sums of products, as :mod:`rope_xp._rotation.products` has them.
+    def rotate_by_product(self, *call: Any) -> Any:
+        """Rotate q and k by cos and sin of products, None to leave that to the slow path.
 
-        ``positions``, int32, int64 or float32, are (components, rows), float32 ``frequencies``
-        (components, columns), and cos and sin (rows, columns). None where nothing native does that,
-        or something records it.
+        ``call`` holds q, k, positions, frequencies, layout, axes and out.
         """
         return None
 
-    def record_product(
-        self, call: Call, positions: Array, frequencies: Array
-    ) -> tuple[Array, ...] | None:
-        """Run a call by cos and sin of a product, and record derivatives of its factors.
+    def accumulate_angles(self, *call: Any) -> Any:
+        """Return angles of sums of steps, None to leave that to operations on arrays.
 
-        Both have a leading axis of components. None to leave that to operations on arrays.
-        """
-        return None
-
-    def accumulate_natively(
-        self, steps: Array, state: Array | None, ends: np.ndarray
-    ) -> tuple[Array, Array, bool] | None:
-        """Return angles of sums of steps, states after them, and whether all steps are in range.
-
-        Steps and angles are (outer, tokens, inner), states (outer, sequences, inner). None where
-        nothing native does that, or something records it.
+        ``call`` holds steps, axis, start, cu_seqlens, and whether the state is returned too.
         """
         return None
 

@@ -215,7 +215,7 @@ def test_native_products_have_the_bits_of_plain_operations(library, shape, dtype
         at_once = call(layout="half")
         with monkeypatch.context() as patch:
             decline = staticmethod(lambda *_: calls.append(1))
-            patch.setattr(backend, "multiply_natively", decline)
+            patch.setattr(backend, "rotate_by_product", decline)
             plain = call(layout="half")
         assert calls
         for got, expected in zip(at_once, plain, strict=True):
@@ -237,7 +237,7 @@ def test_native_sums_have_the_bits_of_plain_operations(library, dtype, axis, rng
         start = call(**options)[1]
         at_once = call(**options, start=start)
         with monkeypatch.context() as patch:
-            patch.setattr(backend, "accumulate_natively", staticmethod(lambda *_: None))
+            patch.setattr(backend, "accumulate_angles", staticmethod(lambda *_: None))
             plain = call(**options, start=start)
         for got, expected in zip(at_once, plain, strict=True):
             same(np.asarray(got), np.asarray(expected))

@@ -209,7 +209,10 @@ bool read_angles(Call& call, int columns) {
     if (!fits) return fail("angles do not fit the arrays");
   }
   for (int k = 0; k < call.arrays; k++) {
-    if (job.operand[k].heads % call.table_heads) return fail("heads of angles do not fit");
+    // A query turns like its key, whose heads those of angles are.
+    const bool fits = k > 0 ? job.operand[k].heads == call.table_heads
+                            : job.operand[k].heads % call.table_heads == 0;
+    if (call.table_heads > 1 && !fits) return fail("heads of angles do not fit");
     job.operand[k].heads /= call.table_heads;
   }
   job.a = call.angles > 0 ? call.angle[0].data : nullptr;

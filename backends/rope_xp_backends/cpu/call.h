@@ -78,7 +78,7 @@ bool intern_names();
 PyObject* rotate_by_rope(PyObject*, PyObject* const* args, Py_ssize_t count);
 PyObject* rotate_by_tables(PyObject*, PyObject* const* args, Py_ssize_t count);
 PyObject* look_up_angles(PyObject*, PyObject* const* args, Py_ssize_t count);
-PyObject* multiply(PyObject*, PyObject* const* args, Py_ssize_t count);  // exact.cpp
-PyObject* accumulate(PyObject*, PyObject* const* args, Py_ssize_t count);
+PyObject* multiply_angles(PyObject*, PyObject* const* args, Py_ssize_t count);  // exact.cpp
+PyObject* accumulate_angles(PyObject*, PyObject* const* args, Py_ssize_t count);
 PyObject* set_up_calls(PyObject*, PyObject* args);
 PyObject* set_up_library(PyObject*, PyObject* args);

@@ -1,37 +1,19 @@
 // The entry: a call as users write it, checked and run at once. Whatever is unusual, or may be
 // wrong, is left to the slow path in Python, before anything is written: these functions return
 // None.
+#include "entry.h"
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "call.h"
+PyObject* functions[3][FUNCTIONS];
 
 namespace {
 
 // What a call asks for, as rope_xp/_dispatch/how.py has it.
 enum { ONE = 1, INVERSE = 2, TRANSPOSED = 4, RECORDED = 8, GIVEN_COLUMNS = 16, CHECK_COLUMNS = 32 };
 
-// Functions of an array library. Those of torch say what sees or changes operations on tensors.
-enum {
-  EMPTY_LIKE,
-  EMPTY,
-  LIMIT_THREADS,
-  ALLOCATE_LARGE,
-  FUNCTION_MODES,
-  TRANSFORMS,
-  DISPATCH_MODES,
-  IS_TRACING,
-  IS_PROFILED,
-  IS_OBSERVED,
-  IS_GRAD_ENABLED,
-  IS_INFERENCE_ENABLED,
-  IS_NEGATED,
-  INCREMENT_VERSIONS,
-  FORWARD_MODE,
-  FUNCTIONS
-};
-PyObject* functions[3][FUNCTIONS];
 PyObject *norm_type, *choice, *path_name, *find_tables;
 PyObject *handles_name, *name_name, *level_name, *version_name, *requires_grad_name, *q_weight_name,
     *k_weight_name, *eps_name, *offset_name, *round_name;
@@ -97,31 +79,10 @@ void free_handles(PyObject* capsule) {
   free(handles);
 }
 
-struct Entry {
-  Library library;
-  bool records;   // whether autograd records operations on tensors
-  bool to_slots;  // whether the last result is a cache
-  int how, arrays;
-  PyObject *objects[2], *outs[2];
-  bool in_place[2];
-  Call call[2];  // the second for k with positions of its own
-  int calls;
-  Array x[2], y[2], angle[4];
-  int angles;
-  // Memory for positions that are no arrays, or not of integers: of a few, or else allocated.
-  I few[3][64];
-  char* buffers[5];  // the last two of copies of q and k
-  Ref given;         // results, if they came in a list
-  Entry() : buffers{} {}
-  ~Entry() {
-    for (char* buffer : buffers)
-      if (buffer) free(buffer);
-  }
-};
-
 // --- what a call is given ------------------------------------------------------------------------
 
-// Reads an array, of which no gradient is recorded.
+}  // namespace
+
 bool read(const Entry& e, PyObject* object, Library library, Array& x) {
   if (library == OTHER || !read_fields(object, library, x) || !(x.data || is_empty(x)))
     return false;
@@ -129,8 +90,6 @@ bool read(const Entry& e, PyObject* object, Library library, Array& x) {
   if (asks_true(object, IS_NEGATED)) return false;
   return !e.records || !is_true(PyObject_GetAttr(object, requires_grad_name), true);
 }
-
-}  // namespace
 
 bool name_axes(PyObject* names, int ndim, Axes& axes) {
   axes.count = 0, axes.heads = -1;
@@ -169,7 +128,8 @@ bool is_pair(const Array& q, const Array& k, const Axes& axes, bool own_tokens) 
   return true;
 }
 
-// Whether calls on arrays like x are taken, as nothing sees or changes what happens to them.
+}  // namespace
+
 bool takes(Entry& e, PyObject* x) {
   e.library = find_library(x), e.arrays = e.how & ONE ? 1 : 2, e.angles = 0, e.calls = 1;
   e.records = e.to_slots = false;
@@ -186,12 +146,10 @@ bool takes(Entry& e, PyObject* x) {
   return true;
 }
 
-// Copies an array of which components of heads do not lie side by side, if it is small: the slow
-// path copies large ones in a better order.
 bool make_contiguous(Array& x, char*& buffer) {
+  if (is_contiguous(x)) return true;
   const int last = x.ndim - 1;
   const I size = SIZES[x.dtype], length = x.shape[last], count = count_elements(x);
-  if (x.strides[last] == size || length == 1) return true;
   if (count > MOST_COPIED || !(buffer = (char*)malloc(count * size))) return false;
   char* to = buffer;
   for (I row = 0; row < count / length; row++) {
@@ -206,9 +164,15 @@ bool make_contiguous(Array& x, char*& buffer) {
   return true;
 }
 
+namespace {
+
+// Copies arrays whose components of heads do not lie side by side.
 bool copy_stepped(Entry& e) {
-  for (int i = 0; i < e.arrays; i++)
-    if (!e.in_place[i] && !make_contiguous(e.x[i], e.buffers[3 + i])) return false;
+  for (int i = 0; i < e.arrays; i++) {
+    Array& x = e.x[i];
+    const bool fits = x.strides[x.ndim - 1] == SIZES[x.dtype] || x.shape[x.ndim - 1] == 1;
+    if (!fits && !e.in_place[i] && !make_contiguous(x, e.buffers[3 + i])) return false;
+  }
   return true;
 }
 
@@ -336,7 +300,8 @@ bool split_fractions(Call& call, char*& buffer, bool wide) {
   return true;
 }
 
-// Reads an array of positions, or numbers of Python.
+}  // namespace
+
 bool read_positions(Entry& e, PyObject* positions, int place, Array& x) {
   const Library library = find_library(positions);
   if (library == OTHER) return read_numbers(e, positions, place, x);
@@ -345,6 +310,8 @@ bool read_positions(Entry& e, PyObject* positions, int place, Array& x) {
   e.angle[e.angles++] = x;
   return x.dtype != FLOAT16 && x.dtype != BFLOAT16;
 }
+
+namespace {
 
 // Fits positions, whose components are their leading axis, to a call. Those of floats are split.
 bool fit_positions(Call& call, char*& buffer, const Variant& v) {
@@ -512,7 +479,8 @@ bool mark_written(const Entry& e, PyObject* out) {
   return done.object != nullptr;
 }
 
-// None, where it was our own check that failed; or the error of what was called.
+}  // namespace
+
 PyObject* decline() {
   if (PyErr_Occurred()) {
     if (!PyErr_ExceptionMatches(PyExc_ValueError)) return nullptr;
@@ -520,6 +488,22 @@ PyObject* decline() {
   }
   Py_RETURN_NONE;
 }
+
+PyObject* allocate(const Entry& e, const I* shape, int ndim, Dtype dtype, Array& x) {
+  Ref lengths(PyList_New(0));
+  for (int i = 0; i < ndim; i++) {
+    Ref length(PyLong_FromLongLong(shape[i]));
+    if (!lengths.object || !length.object || PyList_Append(lengths, length)) return nullptr;
+  }
+  const int kind = dtype == INT64 ? 2 : dtype == FLOAT64;
+  PyObject* made = PyObject_CallFunction(functions[e.library][EMPTY], "Oi", lengths.object, kind);
+  if (made && find_library(made) == e.library && read_fields(made, e.library, x)) return made;
+  if (made && !PyErr_Occurred()) fail("the library made no array that can be read");
+  Py_XDECREF(made);
+  return nullptr;
+}
+
+namespace {
 
 // Runs calls whose sources of angles are read. Each has a place for tables, and `columns` as
 // read_angles takes them.
@@ -732,7 +716,6 @@ PyObject* look_up_angles(PyObject*, PyObject* const* args, Py_ssize_t count) {
   // Pairs (1, -0), which rotate to cos and sin: a product with 1 is exact, and to add -0 changes no
   // bit. A sum of zeros is -0 only where both are, and there the cosine is positive.
   const I size = wide ? 8 : 4, r = 2 * v.pairs;
-  Ref shape(PyList_New(0));
   memset(&job, 0, sizeof job);
   x.ndim = 0, x.dtype = wide ? FLOAT64 : FLOAT32, call.axes.count = 0, call.axes.heads = -1;
   const int lead = v.tables->components > 0, rows = positions.ndim - lead;
@@ -742,8 +725,6 @@ PyObject* look_up_angles(PyObject*, PyObject* const* args, Py_ssize_t count) {
     if (!last) call.axes.batch_tokens[call.axes.count++] = i;
     x.shape[i] = last ? r : rows ? positions.shape[lead + i] : 1;
     x.strides[x.ndim++] = last ? size : 0;
-    Ref length(PyLong_FromLongLong(x.shape[i]));
-    if (!shape.object || !length.object || PyList_Append(shape, length)) return nullptr;
   }
   if (!(e.buffers[1] = x.data = (char*)malloc(r * size))) return PyErr_NoMemory();
   for (I i = 0; i < r; i++) {
@@ -752,9 +733,8 @@ PyObject* look_up_angles(PyObject*, PyObject* const* args, Py_ssize_t count) {
     else ((float*)x.data)[i] = (float)value;
   }
   x.extent = {0, r * size};
-  Ref y(PyObject_CallFunction(functions[e.library][EMPTY], "Oi", shape.object, wide));
-  if (!y.object) return nullptr;
-  if (find_library(y) != e.library || !read_fields(y, e.library, call.y[0])) return decline();
+  Ref y(allocate(e, x.shape, x.ndim, x.dtype, call.y[0]));
+  if (!y.object) return decline();
   if (!place_turn(call, e.buffers[0], v, 0)) return decline();
   if (differs) {
     memset(&back.job, 0, sizeof back.job);

@@ -1,74 +1,152 @@
-// Python's side of exact.h: reads arguments, which numpy has made contiguous.
+// Angles of arrays of frequencies, and of steps: arguments as users write them, for exact.h.
+#include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
-#include "call.h"
+#include "entry.h"
 
 namespace {
 
-bool read_all(PyObject* const* args, int count, PyObject* describe, Array* x) {
-  bool absent = false;
-  for (int i = 0; i < count; i++)
-    if (!read_array(args[i], describe, x[i], absent)) return false;
-  for (int i = 0; i < count; i++)
-    if (!is_contiguous(x[i]) || absent) return fail("an array is not contiguous");
+const float LARGEST = 0x1p20f;  // of frequencies
+
+bool are_in_range(const Array& positions) {
+  const I count = count_elements(positions), size = SIZES[positions.dtype];
+  bool fit = true;
+  for (I i = 0; i < count; i++) {
+    const char* p = positions.data + i * size;
+    const double x =
+        positions.dtype == FLOAT32 ? *(const float*)p : (double)read_integer(p, positions.dtype);
+    fit &= fabs(x) < (double)LIMIT;
+  }
+  return fit;
+}
+
+bool are_below(const Array& frequencies) {
+  bool fit = true;
+  for (I i = 0; i < count_elements(frequencies); i++)
+    fit &= fabsf(((const float*)frequencies.data)[i]) < LARGEST;
+  return fit;
+}
+
+// Sets the shape of cos and sin, (batch..., tokens, r) or (batch..., tokens, heads, r). Returns
+// false where positions and frequencies do not fit an array of these axes.
+bool place_rows(const Array& p, const Array& f, const Array& like, const Axes& axes, Array& table) {
+  const bool lead = f.ndim == 3, by_head = f.ndim > 1 && f.shape[f.ndim - 2] != 1;
+  if (lead && (p.ndim < 1 || p.shape[0] != f.shape[0])) return false;
+  const int rows = p.ndim - lead;
+  if (rows > axes.count || (by_head && axes.heads < 0)) return false;
+  // A single number for several tokens is ambiguous.
+  const bool single = rows == 0 || (rows == 1 && p.shape[p.ndim - 1] == 1);
+  if (single && like.shape[axes.batch_tokens[axes.count - 1]] != 1) return false;
+  const int shown = by_head ? axes.count : rows ? rows : 1;
+  table.ndim = 0;
+  for (int i = shown; i > 0; i--) table.shape[table.ndim++] = i > rows ? 1 : p.shape[p.ndim - i];
+  if (by_head) table.shape[table.ndim++] = f.shape[f.ndim - 2];
+  table.shape[table.ndim++] = 2 * f.shape[f.ndim - 1];
   return true;
 }
 
 }  // namespace
 
-// multiply(positions, frequencies, cos, sin, describe): writes cos and sin, (rows, count) each, of
-// sums of products of positions, (components, rows), and frequencies, (components, count).
-PyObject* multiply(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  Array x[4];
-  if (count != 5) return fail("multiply takes five arguments"), nullptr;
-  if (!read_all(args, 4, args[4], x)) return nullptr;
-  const Array &p = x[0], &f = x[1], &cos = x[2], &sin = x[3];
-  bool fits = p.ndim == 2 && f.ndim == 2 && cos.ndim == 2 && sin.ndim == 2;
-  fits = fits && f.dtype == FLOAT32 && cos.dtype == FLOAT32 && sin.dtype == FLOAT32 &&
-         (p.dtype == FLOAT32 || !is_float(p.dtype)) && cos.writeable && sin.writeable;
-  fits = fits && p.shape[0] == f.shape[0] && cos.shape[0] == p.shape[1] &&
-         cos.shape[1] == f.shape[1] && sin.shape[0] == p.shape[1] && sin.shape[1] == f.shape[1];
-  if (!fits) return fail("positions and frequencies do not fit cos and sin"), nullptr;
-  const I elements = f.shape[1] * (2 * 5 * f.shape[0] + 2);
-  float* scratch = (float*)malloc(elements * sizeof(float) + 1);
-  if (!scratch) return PyErr_NoMemory();
-  const Products job = {p.dtype,          f.shape[0],       p.shape[1],
-                        f.shape[1],       p.data,           (const float*)f.data,
-                        (float*)cos.data, (float*)sin.data, scratch};
+// multiply_angles(positions, frequencies, like, axes): cos and sin of sums of products, side by
+// side in an array of the library of like, (batch..., tokens, r) or with heads before r; or None.
+PyObject* multiply_angles(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 4) return fail("multiply_angles takes four arguments"), nullptr;
+  Entry e;
+  e.how = 0;
+  Array like, p, f, table;
+  Axes axes;
+  if (!takes(e, args[2]) || !read_fields(args[2], e.library, like)) return decline();
+  if (!is_float(like.dtype) || like.dtype == FLOAT64) Py_RETURN_NONE;
+  if (find_library(args[1]) != e.library || !read(e, args[1], e.library, f)) return decline();
+  if (f.dtype != FLOAT32 || f.ndim < 1 || f.ndim > 3 || is_empty(f)) Py_RETURN_NONE;
+  if (!read_positions(e, args[0], 0, p) || !name_axes(args[3], like.ndim, axes)) return decline();
+  if (p.dtype != FLOAT32 && p.dtype != INT32 && p.dtype != INT64) Py_RETURN_NONE;
+  if (!make_contiguous(p, e.buffers[1]) || !make_contiguous(f, e.buffers[2]) || !are_below(f) ||
+      !are_in_range(p) || !place_rows(p, f, like, axes, table))
+    Py_RETURN_NONE;
+  const I components = f.ndim == 3 ? f.shape[0] : 1, width = f.shape[f.ndim - 1];
+  const I n = count_elements(f) / components;
+  if (!(e.buffers[3] = (char*)malloc(n * (10 * components + 2) * sizeof(float))))
+    return PyErr_NoMemory();
+  Ref made(allocate(e, table.shape, table.ndim, FLOAT32, table));
+  if (!made.object) return decline();
+  const Products job = {p.dtype,
+                        components,
+                        count_elements(p) / components,
+                        n,
+                        width,
+                        p.data,
+                        (const float*)f.data,
+                        (float*)table.data,
+                        (float*)e.buffers[3]};
   PyThreadState* state = PyEval_SaveThread();
   find_kernels()->multiply(&job);
   PyEval_RestoreThread(state);
-  free(scratch);
-  Py_RETURN_NONE;
+  return Py_NewRef(made.object);
 }
 
-// accumulate(steps, state, ends, angles, describe): writes the angles of sums of steps, (outer,
-// tokens, inner), of sequences from ends to ends, and adds to their states, (outer, sequences,
-// inner). Returns whether all steps lie in range.
-PyObject* accumulate(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  Array x[4];
-  if (count != 5) return fail("accumulate takes five arguments"), nullptr;
-  if (!read_all(args, 4, args[4], x)) return nullptr;
-  const Array &steps = x[0], &state = x[1], &ends = x[2], &angles = x[3];
-  bool fits = steps.ndim == 3 && state.ndim == 3 && ends.ndim == 1 && angles.ndim == 3;
-  fits = fits && (steps.dtype == FLOAT32 || steps.dtype == FLOAT64) &&
-         angles.dtype == steps.dtype && state.dtype == INT64 && ends.dtype == INT64;
-  for (int i = 0; fits && i < 3; i++)
-    fits = angles.shape[i] == steps.shape[i] && (i == 1 || state.shape[i] == steps.shape[i]);
-  fits = fits && ends.shape[0] == state.shape[1] + 1 && state.writeable && angles.writeable;
-  const I* places = (const I*)ends.data;
-  for (I i = 0; fits && i < state.shape[1]; i++)
-    fits = 0 <= places[i] && places[i] <= places[i + 1] && places[i + 1] <= steps.shape[1];
-  if (!fits) return fail("steps do not fit their states"), nullptr;
-  const I inner = steps.shape[2], tokens = steps.shape[1] * inner * SIZES[steps.dtype];
+// accumulate_angles(steps, axis, start, ends, with_state): angles of sums of steps along an axis,
+// and their states if those are asked for; or None. ends: None, or cumulative lengths of sequences.
+PyObject* accumulate_angles(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 5) return fail("accumulate_angles takes five arguments"), nullptr;
+  Entry e;
+  e.how = 0;
+  Array steps, start, ends, angles, sums;
+  if (!takes(e, args[0]) || !read(e, args[0], e.library, steps)) return decline();
+  if (!PyLong_CheckExact(args[1])) Py_RETURN_NONE;
+  long long axis = PyLong_AsLongLong(args[1]);
+  if (PyErr_Occurred()) return PyErr_Clear(), Py_NewRef(Py_None);
+  axis += axis < 0 ? steps.ndim : 0;
+  const bool fits = steps.dtype == FLOAT32 || steps.dtype == FLOAT64;
+  if (!fits || is_empty(steps) || axis < 0 || axis >= steps.ndim) Py_RETURN_NONE;
+  if (!make_contiguous(steps, e.buffers[1])) return decline();
+  const I tokens = steps.shape[axis];
+  I whole[] = {0, tokens};
+  ends.data = (char*)whole, ends.ndim = 1, ends.shape[0] = 2, ends.strides[0] = 8;
+  ends.dtype = INT64;
+  if (args[3] != Py_None &&
+      (!read_positions(e, args[3], 0, ends) || is_float(ends.dtype) || ends.ndim != 1 ||
+       ends.shape[0] < 2 || !make_contiguous(ends, e.buffers[2])))
+    return decline();
+  const I sequences = ends.shape[0] - 1, size = SIZES[ends.dtype];
+  const auto end_of = [&](I i) { return read_integer(ends.data + i * size, ends.dtype); };
+  bool ordered = end_of(0) == 0 && end_of(sequences) == tokens;
+  for (I i = 0; i < sequences; i++) ordered &= end_of(i) <= end_of(i + 1);
+  if (!ordered) Py_RETURN_NONE;
+  I shape[MAX_DIMS], outer = 1, inner = 1;
+  for (int i = 0; i < steps.ndim; i++) {
+    shape[i] = i == axis ? sequences : steps.shape[i];
+    (i < axis ? outer : inner) *= i == axis ? 1 : steps.shape[i];
+  }
+  const I total = outer * sequences * inner;
+  if (args[2] != Py_None) {
+    if (find_library(args[2]) != e.library || !read(e, args[2], e.library, start)) return decline();
+    if (start.dtype != INT64 || start.ndim != steps.ndim ||
+        memcmp(start.shape, shape, steps.ndim * sizeof(I)) || !is_contiguous(start))
+      Py_RETURN_NONE;
+  }
+  Ref made(allocate(e, steps.shape, steps.ndim, steps.dtype, angles)), state;
+  if (!made.object) return decline();
+  const bool with_state = args[4] == Py_True;
+  if (with_state) {
+    state.object = allocate(e, shape, steps.ndim, INT64, sums);
+    if (!state.object) return decline();
+  } else if (!(e.buffers[3] = sums.data = (char*)malloc(total * sizeof(I)))) {
+    return PyErr_NoMemory();
+  }
+  if (args[2] != Py_None) memcpy(sums.data, start.data, total * sizeof(I));
+  else memset(sums.data, 0, total * sizeof(I));
   bool inside = true;
+  const I bytes = tokens * inner * SIZES[steps.dtype];
   PyThreadState* thread = PyEval_SaveThread();
-  for (I o = 0; o < steps.shape[0]; o++)
-    for (I i = 0; i < state.shape[1]; i++) {
-      const Sums job = {steps.dtype, inner, steps.data + o * tokens, angles.data + o * tokens,
-                        (I*)state.data + (o * state.shape[1] + i) * inner};
-      inside &= find_kernels()->sum(&job, places[i], places[i + 1]);
+  for (I o = 0; o < outer; o++)
+    for (I i = 0; i < sequences; i++) {
+      const Sums job = {steps.dtype, inner, steps.data + o * bytes, angles.data + o * bytes,
+                        (I*)sums.data + (o * sequences + i) * inner};
+      inside &= find_kernels()->sum(&job, end_of(i), end_of(i + 1));
     }
   PyEval_RestoreThread(thread);
-  return PyBool_FromLong(inside);
+  if (!inside) Py_RETURN_NONE;
+  return with_state ? PyTuple_Pack(2, made.object, state.object) : Py_NewRef(made.object);
 }

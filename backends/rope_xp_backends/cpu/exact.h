@@ -104,7 +104,6 @@ static void multiply(const Products* job) {
         for (I j = 0; j < n; j++)
           rounded[j] += rest * (job->frequencies[c * n + j] * (float)(0.5 / M_PI));
     }
-    float *cos = job->cos + row * n, *sin = job->sin + row * n;
     for (I j = 0; j < n; j++) {
       const float quarters = rintf((exact[j] + rounded[j]) * 4);
       const float x = ((exact[j] - quarters * 0.25f) + rounded[j]) * (float)(2 * M_PI);
@@ -114,28 +113,40 @@ static void multiply(const Products* job) {
       const float odd = evaluate(square, SINE + 4, 4), even = evaluate(square, COSINE + 3, 5);
       const float s = x + (x * square) * odd, c = 1 + square * even;
       const float swapped_c = turns & 1 ? s : c, swapped_s = turns & 1 ? c : s;
-      cos[j] = (turns + 1) & 2 ? -swapped_c : swapped_c;
-      sin[j] = turns & 2 ? -swapped_s : swapped_s;
+      exact[j] = (turns + 1) & 2 ? -swapped_c : swapped_c;
+      rounded[j] = turns & 2 ? -swapped_s : swapped_s;
+    }
+    float* to = job->table + 2 * row * n;
+    for (I j = 0; j < n; j += job->width, to += 2 * job->width) {
+      memcpy(to, exact + j, job->width * sizeof(float));
+      memcpy(to + job->width, rounded + j, job->width * sizeof(float));
     }
   }
 }
 
-// Truncated to an integer modulo 2**64, of numbers up to 2**63.
-inline uint64_t wrap(double x) { return x < 0x1p63 ? (uint64_t)(I)x : uint64_t(1) << 63; }
+// Integers modulo 2**64 of numbers from -2**63 on, and below 2**63.
+inline I wrap(double x) { return (I)x; }
 
 template <class T> bool sum_rows(const Sums* job, const T* steps, T* angles, I first, I last) {
-  bool inside = true;
-  for (I t = first; t < last; t++)
+  I outside = 0;
+  for (I t = first; t < last; t++) {
+    const T* const __restrict from = steps + t * job->inner;
+    T* const __restrict to = angles + t * job->inner;
+    I* const __restrict state = job->state;
     for (I j = 0; j < job->inner; j++) {
-      const double x = (double)steps[t * job->inner + j];
-      inside &= fabs(x) < 0x1p16;
+      const bool inside = fabs((double)from[j]) < 0x1p16;
+      outside |= !inside;
+      const double x = inside ? (double)from[j] : 0;
       const double top = sizeof(T) == 8 ? (double)(float)x : x, turns = top * HIGH;
-      uint64_t step = wrap((turns - rint(turns)) * TURN) + wrap(top * (LOW * TURN));
-      if (sizeof(T) == 8) step += wrap((x - top) * ((HIGH + LOW) * TURN));
-      job->state[j] = (I)((uint64_t)job->state[j] + step);
-      angles[t * job->inner + j] = (T)((double)job->state[j] * (2 * M_PI / TURN));
+      double part = turns - rint(turns);
+      part = part < 0.5 ? part : part - 1;  // half a turn is one back, where 2**63 is none
+      uint64_t step = (uint64_t)wrap(part * TURN) + (uint64_t)wrap(top * (LOW * TURN));
+      if (sizeof(T) == 8) step += (uint64_t)wrap((x - top) * ((HIGH + LOW) * TURN));
+      state[j] = (I)((uint64_t)state[j] + step);
+      to[j] = (T)((double)state[j] * (2 * M_PI / TURN));
     }
-  return inside;
+  }
+  return !outside;
 }
 
 static bool sum(const Sums* job, I first, I last) {

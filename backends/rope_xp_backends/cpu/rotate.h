@@ -76,10 +76,10 @@ struct Job {
 
 struct Products {  // of positions, (components, rows), and frequencies, (components, count)
   Dtype dtype;     // of positions
-  I components, rows, count;
+  I components, rows, count, width;  // width: of a head, whose cos stand before its sin
   const char* positions;
   const float* frequencies;
-  float *cos, *sin, *scratch;  // scratch: count * (10 * components + 2)
+  float *table, *scratch;  // (rows, 2 * count); count * (10 * components + 2)
 };
 
 struct Sums {  // of steps, (tokens, inner), from a state on, (inner,)

@@ -1,6 +1,7 @@
 """numpy, with ml_dtypes.bfloat16."""
 
 import sys
+from typing import Any
 
 import numpy as np
 
@@ -8,11 +9,14 @@ from rope_xp._core.memory import Memory
 from rope_xp._core.tables import DigitTables, TableKey
 from rope_xp._dispatch.backend import Backend
 from rope_xp._rotation.tables import host_tables
-from rope_xp_backends.cpu import entry, exact, native, threads
+from rope_xp_backends.cpu import entry, native, threads
 
 
-def _allocate(shape: list[int], wide: bool) -> np.ndarray:
-    return np.empty(shape, np.float64 if wide else np.float32)
+def _allocate(shape: list[int], kind: int) -> np.ndarray:
+    return np.empty(shape, _KINDS[kind])
+
+
+_KINDS = np.float32, np.float64, np.int64
 
 
 if native.MISSING is None:
@@ -29,20 +33,16 @@ class Numpy(Backend):
         rotate_by_rope = native.module.rotate_by_rope
         rotate_by_tables = native.module.rotate_by_tables
         look_up_angles = native.module.look_up_angles
+        accumulate_angles = native.module.accumulate_angles
 
-    def multiply_natively(
-        self, positions: np.ndarray, frequencies: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray] | None:
-        inputs = np.ascontiguousarray(positions), np.ascontiguousarray(frequencies)
-        return exact.multiply(np, entry.describe, *inputs)
-
-    def accumulate_natively(
-        self, steps: np.ndarray, state: np.ndarray | None, ends: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, bool] | None:
-        shape = steps.shape[0], len(ends) - 1, steps.shape[2]
-        state = np.zeros(shape, np.int64) if state is None else np.array(state, np.int64, order="C")
-        summed = exact.accumulate(np, entry.describe, np.ascontiguousarray(steps), state, ends)
-        return summed and (summed[0], state, summed[1])
+    def rotate_by_product(self, *call: Any) -> Any:
+        q, k, positions, frequencies, layout, axes, out = call
+        if native.MISSING is not None:
+            return None
+        table = native.module.multiply_angles(positions, frequencies, q, axes)
+        if table is None:
+            return None
+        return self.rotate_by_tables(layout, 0, 0, 0, q, k, table, None, axes, out, *(None,) * 3, 0)
 
     def refusal(self, x: np.ndarray) -> str | None:
         """Reject matrices and masked arrays, whose ``*`` differs."""

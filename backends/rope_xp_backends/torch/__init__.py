@@ -22,11 +22,8 @@ class _Plain(Torch):
     rotate_by_rope = staticmethod(calls.rotate_by_rope)
     rotate_by_tables = staticmethod(calls.rotate_by_tables)
     look_up_angles = staticmethod(calls.look_up_angles)
-
-    def record_product(self, *product: Any) -> Any:
-        from . import learned
-
-        return learned.record_product(*product)
+    accumulate_angles = staticmethod(calls.accumulate_angles)
+    rotate_by_product = staticmethod(calls.rotate_by_product)
 
     def __init__(self) -> None:
         self.name = "torch"

@@ -49,6 +49,30 @@ def look_up_angles(*call: Any) -> Any:
     return None if is_dynamo_compiling() else entry.native_look_up_angles(*call)
 
 
+def accumulate_angles(*call: Any) -> Any:
+    """See :meth:`rope_xp.backend.Backend.accumulate_angles`."""
+    return None if is_dynamo_compiling() else entry.native_accumulate_angles(*call)
+
+
+def rotate_by_product(*call: Any) -> Any:
+    """See :meth:`rope_xp.backend.Backend.rotate_by_product`."""
+    if is_dynamo_compiling():
+        return None
+    q, k, positions, frequencies, layout, axes, out = call
+    table = entry.native_multiply_angles(positions, frequencies, q, axes)
+    slice_, rest = (layout, 0, 0, 0), (axes, out, None, None, None, 0)
+    if table is not None:
+        results = entry.native_rotate_by_tables(*slice_, q, k, table, None, *rest)
+        if results is not None or not torch.is_grad_enabled():
+            return results
+        return rotate_by_tables(*slice_, q, k, *torch.chunk(table, 2, -1), *rest)
+    if out is not None or not torch.is_grad_enabled():
+        return None
+    from . import learned
+
+    return learned.rotate_by_product(*call[:-1])
+
+
 def _is_on_gpu(x: torch.Tensor) -> bool:
     from . import gpu  # for what a CPU does not need
 

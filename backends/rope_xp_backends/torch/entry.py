@@ -16,8 +16,11 @@ def limit_threads() -> int:
     return min(threads.limit(openmp=False), torch.get_num_threads())
 
 
-def _allocate(shape: list[int], wide: bool) -> torch.Tensor:
-    return torch.empty(shape, dtype=torch.float64 if wide else torch.float32, device="cpu")
+def _allocate(shape: list[int], kind: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=_KINDS[kind], device="cpu")
+
+
+_KINDS = torch.float32, torch.float64, torch.int64
 
 
 _DTYPES = {getattr(torch, name): number for number, name in enumerate(DTYPES)}
@@ -60,7 +63,10 @@ def _decline(*_: Any) -> None:
 
 
 native_rotate_by_rope = native_rotate_by_tables = native_look_up_angles = _decline
+native_multiply_angles = native_accumulate_angles = _decline
 if native.MISSING is None:
     native_rotate_by_rope = native.module.rotate_by_rope
     native_rotate_by_tables = native.module.rotate_by_tables
     native_look_up_angles = native.module.look_up_angles
+    native_multiply_angles = native.module.multiply_angles
+    native_accumulate_angles = native.module.accumulate_angles

@@ -7,32 +7,42 @@ The derivative of a pair by its angle is the pair a quarter turn on, so that of 
 for the rotated pair (y1, y2) and its gradient.
 """
 
+from typing import Any
+
 import torch
 
-from rope_xp._core.call import Call, CosSin, RotationSpec
+from rope_xp._arguments.axes import parse_axes
+from rope_xp._core.call import CosSin, RotationSpec
 from rope_xp._dispatch import choose, find
 from rope_xp._dispatch.how import GIVEN_COLUMNS, ONE, TRANSPOSED, builders
 
-from . import private, recorded
+from . import entry, recorded
 from .library import PLAIN, Tensors
 
 
-def record_product(
-    call: Call, positions: torch.Tensor, frequencies: torch.Tensor
+def rotate_by_product(
+    q: Any, k: Any, positions: Any, frequencies: Any, layout: Any, axes: Any
 ) -> Tensors | None:
-    """See :meth:`rope_xp.backend.Backend.record_product`."""
-    source, arrays = call.angles[0], call.arrays
-    traced = torch.compiler.is_compiling() or private.are_transforms_active()
-    if traced or private.is_forward_mode() or len(call.angles) > 1 or call.out is not None:
-        return None
-    if not isinstance(source, CosSin) or type(positions) not in PLAIN:
-        return None
-    if not all(type(x) in PLAIN for x in (*arrays, frequencies)):
+    """Rotate by a product of which a factor is learned; None to leave that to plain operations."""
+    arrays = q, k
+    if not all(type(x) in PLAIN for x in (q, k, frequencies)) or q.dtype is not k.dtype:
         return None
     with torch.no_grad():
-        results = tuple([_rotate(x, source, call.spec, 0) for x in arrays])
-    spec, learns = call.spec, positions.requires_grad
-    places = positions if learns else positions.detach().clone()  # which the caller may overwrite
+        table = entry.native_multiply_angles(positions, frequencies, q, axes)
+        if table is None:
+            return None
+        tables = tuple(torch.chunk(table, 2, -1))
+        rotate = entry.native_rotate_by_tables
+        results = rotate(layout, 0, 0, 0, q, k, *tables, axes, None, None, None, None, 0)
+    if results is None:
+        return None
+    is_tensor = type(positions) in PLAIN
+    learns = is_tensor and positions.requires_grad
+    spec = RotationSpec(parse_axes(axes, q.ndim, "q"), layout, 2 * tables[0].shape[-1], 0, False)
+    # A copy of what the caller may overwrite.
+    places = positions if learns else torch.as_tensor(positions).detach().clone()
+    count = frequencies.shape[0] if frequencies.ndim == 3 else 0
+    shape = frequencies.shape
 
     def differentiate(grads: recorded.Grads, saved: Tensors) -> recorded.Grads:
         cos, sin, *operands, p, f = saved
@@ -41,6 +51,8 @@ def record_product(
             return (None,) * len(inputs)
         if torch.is_grad_enabled():  # to be differentiated once more
             return _differentiate_plainly(grads, (*operands, p, f), inputs, spec)
+        p, f = (p, f) if count else (p[None], f[None])
+        p = p[..., None] if p.ndim == 1 else p
         d_arrays, d_angles = _differentiate(grads, tuple(operands), CosSin(cos, sin), spec, f)
         rows = range(d_angles.ndim - 2)
         p_rows = p.to(d_angles.dtype)[..., None, None]
@@ -48,11 +60,12 @@ def record_product(
         d_p: Tensors = ()
         if learns:
             by_row = [(d_angles * row).sum((-1, -2)) for row in f.reshape(len(f), -1, f.shape[-1])]
-            d_p = (torch.stack([d.sum_to_size(p.shape[1:]) for d in by_row]).to(p.dtype),)
-        return *d_arrays, d_f.reshape(f.shape).to(f.dtype), *d_p
+            d_p = torch.stack([d.sum_to_size(p.shape[1:]) for d in by_row]).to(p.dtype)
+            d_p = (d_p.reshape(positions.shape),)
+        return *d_arrays, d_f.reshape(shape).to(f.dtype), *d_p
 
     inputs = (*arrays, frequencies, positions) if learns else (*arrays, frequencies)
-    saved = source.cos, source.sin, *arrays, places, frequencies
+    saved = *tables, *arrays, places, frequencies
     return recorded.record_as(results, differentiate, saved, inputs)
 
 
@@ -105,8 +118,6 @@ def _differentiate_plainly(
 ) -> recorded.Grads:
     """Return gradients that have derivatives, by operations that have them."""
     q, k, p, f = arguments
-    if f.ndim == 2:  # of one component, without heads
-        p, f = p[0], f[0]
     results = choose.run(builders["apply_frequencies"](q, k, p, f, spec.layout, spec.axes.names))
     pairs = [(y, g) for y, g in zip(results, grads, strict=True) if g is not None]
     found: recorded.Grads = torch.autograd.grad(

@@ -11,10 +11,8 @@ from rope_xp._core.dtypes import FLOATS, INTEGERS
 from rope_xp._core.memory import Memory
 from rope_xp._core.tables import DigitTables, TableKey
 from rope_xp._dispatch.backend import Backend, put_tables
-from rope_xp_backends.cpu import exact
 
 from . import private, tables
-from .entry import describe
 
 NAMES = {getattr(torch, name): name for name in (*FLOATS, *INTEGERS)}
 Tensors: TypeAlias = tuple[torch.Tensor, ...]
@@ -32,13 +30,6 @@ def _is_followed(x: torch.Tensor) -> bool:
     if private.are_transforms_active() or private.is_forward_mode():
         return True
     return x.requires_grad and torch.is_grad_enabled()
-
-
-def _are_in_memory(tensors: Tensors) -> bool:
-    """Return whether native code may read tensors, unseen by anything that records operations."""
-    if torch.compiler.is_compiling() or private.is_observed():
-        return False
-    return all(is_plain(x) and x.device.type == "cpu" for x in tensors)
 
 
 def _read_host(positions: torch.Tensor) -> np.ndarray | None:
@@ -61,27 +52,6 @@ class Torch(Backend):
     assigns_by_index = True
 
     is_compiling = staticmethod(torch.compiler.is_compiling)
-
-    def multiply_natively(
-        self, positions: torch.Tensor, frequencies: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        if not _are_in_memory((positions, frequencies)):
-            return None
-        inputs = positions.contiguous(), frequencies.contiguous()
-        return exact.multiply(torch, describe, *inputs, device="cpu")
-
-    def accumulate_natively(
-        self, steps: torch.Tensor, state: torch.Tensor | None, ends: np.ndarray
-    ) -> tuple[torch.Tensor, torch.Tensor, bool] | None:
-        if not _are_in_memory((steps,) if state is None else (steps, state)):
-            return None
-        shape = steps.shape[0], len(ends) - 1, steps.shape[2]
-        if state is None:
-            state = torch.zeros(shape, dtype=torch.int64, device="cpu")
-        else:
-            state = state.clone(memory_format=torch.contiguous_format)
-        summed = exact.accumulate(torch, describe, steps.contiguous(), state, ends)
-        return summed and (summed[0], state, summed[1])
 
     def asarray_in_trace(self, host: object, device: torch.device) -> torch.Tensor:
         """Dynamo takes numpy arrays for tensors, whose dtype numpy code cannot read."""

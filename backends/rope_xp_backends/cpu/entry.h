@@ -1,0 +1,65 @@
+// What exact.cpp shares with the entry: arguments as users write them.
+#pragma once
+#include "call.h"
+
+// Functions of an array library. Those of torch say what sees or changes operations on tensors.
+enum {
+  EMPTY_LIKE,
+  EMPTY,
+  LIMIT_THREADS,
+  ALLOCATE_LARGE,
+  FUNCTION_MODES,
+  TRANSFORMS,
+  DISPATCH_MODES,
+  IS_TRACING,
+  IS_PROFILED,
+  IS_OBSERVED,
+  IS_GRAD_ENABLED,
+  IS_INFERENCE_ENABLED,
+  IS_NEGATED,
+  INCREMENT_VERSIONS,
+  FORWARD_MODE,
+  FUNCTIONS
+};
+extern PyObject* functions[3][FUNCTIONS];
+
+struct Entry {
+  Library library;
+  bool records;   // whether autograd records operations on tensors
+  bool to_slots;  // whether the last result is a cache
+  int how, arrays;
+  PyObject *objects[2], *outs[2];
+  bool in_place[2];
+  Call call[2];  // the second for k with positions of its own
+  int calls;
+  Array x[2], y[2], angle[4];
+  int angles;
+  // Memory for positions that are no arrays, or not of integers: of a few, or else allocated.
+  I few[3][64];
+  char* buffers[5];  // the last two of copies of q and k
+  Ref given;         // results, if they came in a list
+  Entry() : buffers{} {}
+  ~Entry() {
+    for (char* buffer : buffers)
+      if (buffer) free(buffer);
+  }
+};
+
+// Whether calls on arrays like x are taken, as nothing sees or changes what happens to them.
+bool takes(Entry& e, PyObject* x);
+
+// Reads an array, of which no gradient is recorded.
+bool read(const Entry& e, PyObject* object, Library library, Array& x);
+
+// Reads an array of positions, or numbers of Python, into a place of its own.
+bool read_positions(Entry& e, PyObject* positions, int place, Array& x);
+
+// Copies an array that is not contiguous, if it is small: the slow path copies large ones in a
+// better order.
+bool make_contiguous(Array& x, char*& buffer);
+
+// Returns a new contiguous array of FLOAT32, FLOAT64 or INT64, which is read too.
+PyObject* allocate(const Entry& e, const I* shape, int ndim, Dtype dtype, Array& x);
+
+// Returns None, where it was our own check that failed, or the error of what was called.
+PyObject* decline();
