@@ -61,7 +61,7 @@ def cumulative_angles(
     >>> rope_xp.cumulative_angles(steps[3:], 0, start=state).round(4).tolist()
     [[-0.5664]]
     """
-    backend = find.require_backend(steps, "steps")
+    backend = find.by_type.get(type(steps)) or find.require_backend(steps, "steps")
     summed = backend.accumulate_angles(steps, axis, start, cu_seqlens, return_state)
     if summed is not None:
         return summed

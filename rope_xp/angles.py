@@ -178,6 +178,9 @@ def build_angles(rope: Rope, positions: Any, like: Array, head_dim: int | None =
 
 def halve(table: Array) -> CosSinPair:
     """Return cos and sin, which lie side by side."""
+    if hasattr(table, "chunk"):  # torch slices slowly
+        cos, sin = table.chunk(2, -1)
+        return cos, sin
     pairs = table.shape[-1] // 2
     return table[..., :pairs], table[..., pairs:]
 
@@ -194,8 +197,9 @@ def look_up_cos_sin(
             library = require_backend_of_namespace(xp)
             if dtype is not None or library.is_compiling():
                 return None
-            is_native = type(library).look_up_angles is not Backend.look_up_angles
-            like = library.asarray(_SINGLE, None) if is_native else None
+            if type(library).look_up_angles is Backend.look_up_angles:
+                return None
+            like = library.arange(0, None)
     elif xp is not None or dtype is not None or "float" in str(getattr(like, "dtype", "float")):
         return None
     backend = None if like is None else by_type.get(type(like)) or find_backend(like)
@@ -204,7 +208,9 @@ def look_up_cos_sin(
     table = backend.look_up_angles(rope, positions, like, head_dim, False, None, None)
     if table is None:
         return None
-    axes = len(np.shape(positions)) - (rope.position_axes is not None)
+    first = positions[0] if type(positions) in (list, tuple, range) and positions else None
+    ndim = 1 if type(first) is int else len(np.shape(positions))
+    axes = ndim - (rope.position_axes is not None)
     return halve(table) if len(table.shape) == axes + 1 else None
 
 

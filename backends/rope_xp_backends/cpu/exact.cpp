@@ -100,6 +100,7 @@ PyObject* accumulate_angles(PyObject*, PyObject* const* args, Py_ssize_t count) 
   axis += axis < 0 ? steps.ndim : 0;
   const bool fits = steps.dtype == FLOAT32 || steps.dtype == FLOAT64;
   if (!fits || is_empty(steps) || axis < 0 || axis >= steps.ndim) Py_RETURN_NONE;
+  const bool is_whole = is_contiguous(steps);
   if (!make_contiguous(steps, e.buffers[1])) return decline();
   const I tokens = steps.shape[axis];
   I whole[] = {0, tokens};
@@ -126,7 +127,13 @@ PyObject* accumulate_angles(PyObject*, PyObject* const* args, Py_ssize_t count) 
         memcmp(start.shape, shape, steps.ndim * sizeof(I)) || !is_contiguous(start))
       Py_RETURN_NONE;
   }
-  Ref made(allocate(e, steps.shape, steps.ndim, steps.dtype, angles)), state;
+  Ref made, state;
+  if (is_whole) {
+    made.object = PyObject_CallFunctionObjArgs(functions[e.library][EMPTY_LIKE], args[0], nullptr);
+    if (made.object && !read_fields(made, e.library, angles)) return decline();
+  } else {
+    made.object = allocate(e, steps.shape, steps.ndim, steps.dtype, angles);
+  }
   if (!made.object) return decline();
   const bool with_state = args[4] == Py_True;
   if (with_state) {

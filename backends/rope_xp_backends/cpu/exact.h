@@ -124,27 +124,35 @@ static void multiply(const Products* job) {
   }
 }
 
-// Integers modulo 2**64 of numbers from -2**63 on, and below 2**63.
-inline I wrap(double x) { return (I)x; }
+// Adds steps to states. Those out of range count as none, by bits: compilers make loops of vectors
+// where nothing branches.
+template <class T> uint64_t add_steps(const T* __restrict steps, T* __restrict angles,
+                                      uint64_t* __restrict states, I count) {
+  uint64_t outside = 0;
+  for (I j = 0; j < count; j++) {
+    double x = (double)steps[j];
+    uint64_t bits = read<uint64_t>(&x);
+    const uint64_t kept = -(uint64_t)(fabs(x) < 0x1p16);
+    outside |= ~kept, bits &= kept;
+    x = read<double>(&bits);
+    const double top = sizeof(T) == 8 ? (double)(float)x : x, turns = top * HIGH;
+    double part = turns - ((turns + 0x1.8p52) - 0x1.8p52);  // to the nearest, ties to even
+    // Half a turn is one back, as 2**63 is no integer of 64 bits.
+    bits = -(uint64_t)(part >= 0.5) & 0x3ff0000000000000;
+    part -= read<double>(&bits);
+    I step = (I)((uint64_t)(I)(part * TURN) + (uint64_t)(I)(top * (LOW * TURN)));
+    if (sizeof(T) == 8) step += (I)((x - top) * ((HIGH + LOW) * TURN));
+    states[j] += (uint64_t)step;
+    angles[j] = (T)((double)(I)states[j] * (2 * M_PI / TURN));
+  }
+  return outside;
+}
 
 template <class T> bool sum_rows(const Sums* job, const T* steps, T* angles, I first, I last) {
-  I outside = 0;
+  uint64_t outside = 0;
   for (I t = first; t < last; t++) {
-    const T* const __restrict from = steps + t * job->inner;
-    T* const __restrict to = angles + t * job->inner;
-    I* const __restrict state = job->state;
-    for (I j = 0; j < job->inner; j++) {
-      const bool inside = fabs((double)from[j]) < 0x1p16;
-      outside |= !inside;
-      const double x = inside ? (double)from[j] : 0;
-      const double top = sizeof(T) == 8 ? (double)(float)x : x, turns = top * HIGH;
-      double part = turns - rint(turns);
-      part = part < 0.5 ? part : part - 1;  // half a turn is one back, where 2**63 is none
-      uint64_t step = (uint64_t)wrap(part * TURN) + (uint64_t)wrap(top * (LOW * TURN));
-      if (sizeof(T) == 8) step += (uint64_t)wrap((x - top) * ((HIGH + LOW) * TURN));
-      state[j] = (I)((uint64_t)state[j] + step);
-      to[j] = (T)((double)state[j] * (2 * M_PI / TURN));
-    }
+    const I at = t * job->inner;
+    outside |= add_steps(steps + at, angles + at, (uint64_t*)job->state, job->inner);
   }
   return !outside;
 }

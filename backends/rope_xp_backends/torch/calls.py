@@ -1,5 +1,6 @@
 """Calls on tensors as users write them: by the native entry, or like earlier ones on a GPU."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,8 +23,8 @@ def rotate_by_rope(*call: Any) -> Any:
     if call[6] is None and torch.is_grad_enabled():
         from . import recorded
 
-        return recorded.rotate_by_rope(*call)
-    return None
+        results = recorded.rotate_by_rope(*call)
+    return _override(rotate_by_rope, call, 1) if results is None else results
 
 
 def rotate_by_tables(*call: Any) -> Any:
@@ -40,8 +41,14 @@ def rotate_by_tables(*call: Any) -> Any:
     if call[9] is None and torch.is_grad_enabled():
         from . import recorded
 
-        return recorded.rotate_by_tables(*call)
-    return None
+        results = recorded.rotate_by_tables(*call)
+    return _override(rotate_by_tables, call, 4) if results is None else results
+
+
+def _override(function: Callable[..., Any], call: tuple[Any, ...], place: int) -> Any:
+    from . import overrides
+
+    return overrides.run(function, call, place)
 
 
 def look_up_angles(*call: Any) -> Any:
