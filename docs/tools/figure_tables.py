@@ -342,6 +342,11 @@ TABLES: dict[str, Callable[[], str]] = {
         },
     ),
     "packages": lambda: errors(COS_SIN, rows("packages")),
+    "ways": lambda: table(
+        "one token, float32; times of the formula",
+        rows("ways"),
+        {"numpy": "numpy", "torch": "torch", "torch, gradients": "torch, with gradients"},
+    ),
     "peak": lambda: table(
         "peak, in sizes of the results",
         rows("peak"),

@@ -11,10 +11,10 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from measured_group import Group, Rows, shortest
+from measured_group import SHORT_TURNS, Group, Rows, shortest
 
 import rope_xp
-from asv_benchmarks import gradients
+from asv_benchmarks import entries, gradients
 from asv_benchmarks import norm as norms
 from asv_benchmarks.shared import common, contenders, rival_calls
 from asv_benchmarks.shared.paths import use_path
@@ -244,6 +244,21 @@ def limits() -> Rows:
     return rows
 
 
+def ways() -> Rows:
+    """Return times of one token over those of the formula, by way to call."""
+    import torch
+
+    rows: Rows = {}
+    torch.set_num_threads(1)
+    for library, mode in (("numpy", "plain"), ("torch", "plain"), ("torch", "gradients")):
+        column = library if mode == "plain" else f"{library}, gradients"
+        with torch.set_grad_enabled(mode == "gradients"):
+            for name, way in entries.build(library, "float32", 1, mode).items():
+                call, formula = entries.measure(way.call, way.formula, SHORT_TURNS)
+                rows.setdefault(name, {})[column] = call / formula
+    return rows
+
+
 GROUPS: dict[str, Group] = {
     "prefill_numpy": Group("ms", partial(prefill, "numpy", "float32", "float16", "bfloat16")),
     "prefill_torch": Group("ms", partial(prefill, "torch", "float32", "bfloat16")),
@@ -254,4 +269,5 @@ GROUPS: dict[str, Group] = {
     "one_token": Group("us", one_token),
     "engines": Group("us", engines),
     "limits": Group("us", limits),
+    "ways": Group("times", ways, f"the shortest of {SHORT_TURNS} turns"),
 }

@@ -25,12 +25,8 @@ ELSEWHERE = {
     "cumulative_angles:cu_seqlens",
 }  # fmt: skip
 """What changes what is computed, and not how it is called; or has another row's way."""
-MOST = {"cumulative_angles": 40.0, "positions, floats": 4.0, "norm, round_between": 3.5}
-"""Times of the formula that a way may take where 2.0 do not suffice, with room for noise.
-
-Cumulative sums are exact, which the formula's are not. Gradients by fractions of positions take the
-slow path, and what rounds in between has the bits of other modules: it computes as they do.
-"""
+MOST = {"cumulative_angles": 20.0}
+"""Times of the formula that a way may take where 2.0 do not suffice: sums are exact here alone."""
 
 
 def list_surface() -> set[str]:

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch.compiler import is_dynamo_compiling
+from torch.overrides import has_torch_function
 
 from . import entry
 
@@ -16,6 +17,8 @@ def rotate_by_rope(*call: Any) -> Any:
     results = entry.native_rotate_by_rope(*call)
     if results is not None:
         return results
+    if has_torch_function(call[1:3]):
+        return _override(rotate_by_rope, call, 1)
     if _is_on_gpu(call[1]):
         from . import gpu_calls
 
@@ -34,6 +37,8 @@ def rotate_by_tables(*call: Any) -> Any:
     results = entry.native_rotate_by_tables(*call)
     if results is not None:
         return results
+    if has_torch_function(call[4:6]):
+        return _override(rotate_by_tables, call, 4)
     if _is_on_gpu(call[4]):
         from . import gpu_calls
 

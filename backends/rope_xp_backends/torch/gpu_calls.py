@@ -129,7 +129,7 @@ def _sign(
         fits = fits and not new_q
     else:
         fits = fits and outs is not None and type(slots) is torch.Tensor
-    fits = fits and (norm is None or type(norm) is QKNorm)
+    fits = fits and (norm is None or (type(norm) is QKNorm and not norm.round_between))
     if private.is_observed() or private.is_capturing(x.device) or not fits:
         return None
     if norm is not None:
@@ -235,6 +235,8 @@ def _keep_launch(call: Call, signature: Signature, results: Tensors) -> None:
         return
     if heads.differ_by_head(call):
         return
+    if call.slots is not None and call.slots.numbers is not signature.slots:
+        return  # of another dtype, or in host memory
     if any(x.stride(-1) != 1 for x in (*arrays, *results, *signature.weights)):
         return
     given = (*signature.angle_inputs, None)

@@ -10,7 +10,65 @@ from rope_xp.scaling import YaRN
 
 torch = pytest.importorskip("torch")
 
+from torch.overrides import TorchFunctionMode  # noqa: E402  # torch may be missing
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402  # torch may be missing
+
+
+class Derived(torch.Tensor):
+    """A class without functions of its own."""
+
+
+class Counted(torch.Tensor):
+    """A class that sees operations."""
+
+    seen: list[str] = []  # noqa: RUF012  # of all instances
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        cls.seen.append(getattr(function, "__name__", ""))
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+class Watch(TorchFunctionMode):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        self.seen.append(function.__name__)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("records", [False, True])
+def test_modes_and_derived_classes_see_one_function(records):
+    q, k, positions = sample(1, 8, 4, 16), sample(1, 8, 2, 16), torch.arange(8) + 70_000
+    rope, norm = RoPE(layout="half"), rope_xp.QKNorm(sample(16), sample(16))
+    later = positions + 3
+    angles = rope.at(positions, like=q)
+    for x in (q, k):
+        x.requires_grad_(records)
+    calls = (
+        lambda q, k: rope.apply(q, k, positions),
+        lambda q, k: rope.apply(q, k, positions, norm=norm),
+        lambda q, k: rope.apply(q, k, positions, k_positions=later),
+        angles.apply,
+    )
+    for call in calls:
+        expected = call(q, k)
+        with Watch() as mode:
+            got = call(q, k)
+        same(got, expected)
+        assert mode.seen in (["rotate_by_rope"], ["rotate_by_tables"])
+        derived = call(q.as_subclass(Derived), k.as_subclass(Derived))
+        assert all(type(y) is Derived for y in derived)
+        same([y.as_subclass(torch.Tensor) for y in derived], expected)
+        Counted.seen.clear()
+        counted = call(q.as_subclass(Counted), k.as_subclass(Counted))
+        assert "mul" in Counted.seen
+        same([y.as_subclass(torch.Tensor) for y in counted], expected)
+        if records:
+            gradients = torch.autograd.grad([y.sum() for y in derived], (q, k))
+            same(gradients, torch.autograd.grad([y.sum() for y in expected], (q, k)))
 
 
 class Attention(torch.nn.Module):
