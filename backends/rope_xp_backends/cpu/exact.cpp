@@ -103,17 +103,19 @@ PyObject* accumulate_angles(PyObject*, PyObject* const* args, Py_ssize_t count) 
   const bool is_whole = is_contiguous(steps);
   if (!make_contiguous(steps, e.buffers[1])) return decline();
   const I tokens = steps.shape[axis];
-  I whole[] = {0, tokens};
-  ends.data = (char*)whole, ends.ndim = 1, ends.shape[0] = 2, ends.strides[0] = 8;
-  ends.dtype = INT64;
-  if (args[3] != Py_None &&
-      (!read_positions(e, args[3], 0, ends) || is_float(ends.dtype) || ends.ndim != 1 ||
-       ends.shape[0] < 2 || !make_contiguous(ends, e.buffers[2])))
-    return decline();
-  const I sequences = ends.shape[0] - 1, size = SIZES[ends.dtype];
-  const auto end_of = [&](I i) { return read_integer(ends.data + i * size, ends.dtype); };
-  bool ordered = end_of(0) == 0 && end_of(sequences) == tokens;
-  for (I i = 0; i < sequences; i++) ordered &= end_of(i) <= end_of(i + 1);
+  // Ends are copied, as other threads may write to them meanwhile.
+  I whole[] = {0, tokens}, sequences = 1, *places = whole;
+  if (args[3] != Py_None) {
+    if (!read_positions(e, args[3], 0, ends)) return decline();
+    if (is_float(ends.dtype) || ends.ndim != 1 || ends.shape[0] < 2) Py_RETURN_NONE;
+    sequences = ends.shape[0] - 1;
+    if (!(e.buffers[2] = (char*)malloc((sequences + 1) * sizeof(I)))) return PyErr_NoMemory();
+    places = (I*)e.buffers[2];
+    for (I i = 0; i <= sequences; i++)
+      places[i] = read_integer(ends.data + i * ends.strides[0], ends.dtype);
+  }
+  bool ordered = places[0] == 0 && places[sequences] == tokens;
+  for (I i = 0; i < sequences; i++) ordered &= places[i] <= places[i + 1];
   if (!ordered) Py_RETURN_NONE;
   I shape[MAX_DIMS], outer = 1, inner = 1;
   for (int i = 0; i < steps.ndim; i++) {
@@ -151,7 +153,7 @@ PyObject* accumulate_angles(PyObject*, PyObject* const* args, Py_ssize_t count) 
     for (I i = 0; i < sequences; i++) {
       const Sums job = {steps.dtype, inner, steps.data + o * bytes, angles.data + o * bytes,
                         (I*)sums.data + (o * sequences + i) * inner};
-      inside &= find_kernels()->sum(&job, end_of(i), end_of(i + 1));
+      inside &= find_kernels()->sum(&job, places[i], places[i + 1]);
     }
   PyEval_RestoreThread(thread);
   if (!inside) Py_RETURN_NONE;

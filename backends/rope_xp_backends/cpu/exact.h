@@ -140,9 +140,9 @@ template <class T> uint64_t add_steps(const T* __restrict steps, T* __restrict a
     // Half a turn is one back, as 2**63 is no integer of 64 bits.
     bits = -(uint64_t)(part >= 0.5) & 0x3ff0000000000000;
     part -= read<double>(&bits);
-    I step = (I)((uint64_t)(I)(part * TURN) + (uint64_t)(I)(top * (LOW * TURN)));
-    if (sizeof(T) == 8) step += (I)((x - top) * ((HIGH + LOW) * TURN));
-    states[j] += (uint64_t)step;
+    uint64_t step = (uint64_t)(I)(part * TURN) + (uint64_t)(I)(top * (LOW * TURN));
+    if (sizeof(T) == 8) step += (uint64_t)(I)((x - top) * ((HIGH + LOW) * TURN));
+    states[j] += step;
     angles[j] = (T)((double)(I)states[j] * (2 * M_PI / TURN));
   }
   return outside;

@@ -10,7 +10,9 @@ from support.sanitized import build
 KERNELS = TESTS / "backends" / "cpu" / "test_kernels.py"
 THREADS = TESTS / "backends" / "cpu" / "test_threads.py"
 ENTRY = TESTS / "core" / "test_entry.py"
-MORE = TESTS / "core" / "test_slots.py", TESTS / "core" / "test_frequencies.py"
+MORE = [
+    TESTS / "core" / f"test_{name}.py" for name in ("slots", "frequencies", "cumulative_angles")
+]
 FUZZ = TESTS / "fuzz"
 
 
@@ -23,7 +25,11 @@ FUZZ = TESTS / "fuzz"
             [
                 ("-k", "native and not torch", KERNELS),
                 (ENTRY,),
-                ("-k", "entry or lies or compared or native_", *MORE),
+                (
+                    "-k",
+                    "entry or lies or compared or native_ or moved or any_order or as_promised",
+                    *MORE,
+                ),
                 ("-m", "fuzz", "-k", "numpy and not chunked and not portable", FUZZ),
             ],
         ),
