@@ -99,12 +99,14 @@ def _put_back(xp: Namespace, norm: NormSpec, spec: RotationSpec, x: Array, y: Ar
 
 
 def align_weight(xp: Namespace, weight: Array, axes: Axes) -> Array:
-    """Return a weight (n,) or (heads, n) that broadcasts, or one that has all axes of an array."""
-    if len(weight.shape) in (1, len(axes.names)):
+    """Return a weight (n,) or (heads, n) with all axes of an array, or one that has them all."""
+    if len(weight.shape) == len(axes.names):
         return weight
     shape = [1] * len(axes.names)
-    shape[-1], shape[axes.heads or 0] = weight.shape[-1], weight.shape[0]
-    return xp.reshape(weight, tuple(shape))
+    if len(weight.shape) > 1:
+        shape[axes.heads or 0] = weight.shape[0]
+    shape[-1] = weight.shape[-1]
+    return xp.reshape(weight, tuple(shape))  # jax may be told to add no axes by itself
 
 
 def _sum_squares(call: Call, y: Array, spec: RotationSpec) -> Array:
