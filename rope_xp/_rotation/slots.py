@@ -8,8 +8,9 @@ from rope_xp._core.typing import Array
 
 
 def without_slots(call: Call) -> Call:
-    """Return the same rotation with a result for k."""
-    out = None if call.out is None else (call.out[0], call.backend.xp.empty_like(call.arrays[1]))
+    """Return the same rotation with a result for k, its last array."""
+    keys = call.backend.xp.empty_like(call.arrays[-1])
+    out = None if call.out is None else (*call.out[:-1], keys)
     return replace(call, slots=None, out=out)
 
 
@@ -17,19 +18,19 @@ def write_keys(call: Call, results: tuple[Array, ...]) -> tuple[Array, ...]:
     """Write rotated keys to their slots, and return q and the cache, or a new one."""
     slots: Slots = call.slots  # type: ignore[assignment]  # of a call that has some
     backend, xp, tokens = call.backend, call.backend.xp, call.spec.axes.batch_tokens
-    cache, (q, k) = slots.cache, results
+    cache, (*q, k) = slots.cache, results
     order = (*tokens, *(i for i in range(len(k.shape)) if i not in tokens))
     rows = tuple([k.shape[i] for i in tokens])
     keys = xp.reshape(xp.permute_dims(k, order), (math.prod(rows), *cache.shape[-2:]))
     numbers = _number_through(call, slots, rows)
     if not backend.assigns_by_index:
         flat = xp.reshape(cache, (math.prod(cache.shape[:-2]), *keys.shape[1:]))
-        return q, xp.reshape(backend.replace_slots(flat, 0, numbers, keys), cache.shape)
+        return *q, xp.reshape(backend.replace_slots(flat, 0, numbers, keys), cache.shape)
     if slots.is_padded and keys.shape[0]:
         numbers, keys = _fill_padding(call, cache, numbers, keys)
     page = cache.shape[1]
     cache[(0, numbers) if cache.shape[0] == 1 else (numbers // page, numbers % page)] = keys
-    return q, cache
+    return *q, cache
 
 
 def _number_through(call: Call, slots: Slots, rows: tuple[int, ...]) -> Array:

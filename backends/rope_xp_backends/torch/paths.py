@@ -92,18 +92,26 @@ def _call_operator(call: Call, *, on_gpu: bool = False) -> Tensors:
 
 def _launch_at_once(call: Call) -> Tensors | None:
     """Rotate q and k with angles of their own, or k to slots; None to do so one by one."""
-    arrays, out, slots, k_args = call.arrays, call.out, call.slots, None
+    arrays, out, slots = call.arrays, call.out, call.slots
     sources = [portable.for_kernel(call, source, on_gpu=True) for source in call.angles]
-    op_args, *rest = [build_op_args(source, call.spec) for source in sources]
-    if rest:
-        (k_args,) = rest
-        fits = len(call.spec.axes.batch) < 2 and arrays[0].dtype is arrays[1].dtype
-        if not fits or not gpu.can_share(op_args, k_args) or not op.is_unseen(arrays + (out or ())):
-            return None
-    if slots is not None:
-        q_out = allocate_result(arrays[0]) if out is None else out[0]
-        out = q_out, slots.cache
-    return op.run_kernel(out, arrays, op_args, build_op_norm(call), gpu.OfK(k_args, slots))
+    op_args, *own = [build_op_args(source, call.spec) for source in sources]
+    k_args, op_norm = own[0] if own else None, build_op_norm(call)
+    is_one = k_args is None or (
+        len(call.spec.axes.batch) < 2
+        and arrays[0].dtype is arrays[1].dtype
+        and gpu.can_share(op_args, k_args)
+    )
+    if slots is None:
+        fits = is_one and op.is_unseen(arrays + (out or ()))
+        run = op.run_kernel
+        return run(out, arrays, op_args, op_norm, gpu.OfK(k_args)) if fits else None
+    out = allocate_result(arrays[0]) if out is None else out[0], slots.cache
+    if is_one:
+        return op.run_kernel(out, arrays, op_args, op_norm, gpu.OfK(k_args, slots))
+    norms = [op_norm and op_norm._replace(weights=op_norm.weights[i : i + 1]) for i in (0, 1)]
+    (q,) = op.run_kernel(out[:1], arrays[:1], op_args, norms[0])
+    of_k = gpu.OfK(None, slots)
+    return (q, *op.run_kernel(out[1:], arrays[1:], k_args or op_args, norms[1], of_k))
 
 
 # --- reasons to decline --------------------------------------------------------------------------

@@ -173,6 +173,14 @@ def test_slots_of_all_sequences_keys_in_the_cache_and_norms_equal_the_portable_p
         for x, y in zip((got[0], ours), (expected[0], theirs), strict=True):
             torch.testing.assert_close(x, y, rtol=2e-6 if "norm" in options else 0, atol=0)
     assert len(launches) == len(calls)
+    options = {"cache_axes": "bshd", "slots": slots, "k_positions": [p // 2 for p in POSITIONS]}
+    for more in ({}, {"norm": rope_xp.QKNorm(weight, weight)}):  # of 64 and of 32 bits: two
+        ours, theirs = cache.clone(), cache.clone()
+        expected = truth(RoPE().apply, q, k, positions, out=(None, theirs), **options, **more)
+        got = RoPE().apply(q, k, positions, out=(None, ours), **options, **more)
+        for x, y in zip((got[0], ours), (expected[0], theirs), strict=True):
+            torch.testing.assert_close(x, y, rtol=2e-6 if more else 0, atol=0)
+    assert len(launches) == len(calls) + 4
     ours, theirs = cache.clone(), cache.clone()
     truth(RoPE().apply, q, theirs[:, 2:7].clone(), POSITIONS, out=(None, theirs), **calls[0])
     RoPE().apply(q, ours[:, 2:7], POSITIONS, out=(None, ours), **calls[0])
