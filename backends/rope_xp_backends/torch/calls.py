@@ -63,7 +63,14 @@ def look_up_angles(*call: Any) -> Any:
 
 def accumulate_angles(*call: Any) -> Any:
     """See :meth:`rope_xp.backend.Backend.accumulate_angles`."""
-    return None if is_dynamo_compiling() else entry.native_accumulate_angles(*call)
+    if is_dynamo_compiling():
+        return None
+    results = entry.native_accumulate_angles(*call)
+    if results is None and torch.is_grad_enabled():
+        from . import learned
+
+        results = learned.accumulate_angles(*call)
+    return results
 
 
 def rotate_by_product(*call: Any) -> Any:

@@ -1,6 +1,7 @@
-"""Derivatives of rotations by products of positions and frequencies that are learned.
+"""Derivatives of what is learned: products of positions and frequencies, and steps of angles.
 
-The derivative of a pair by its angle is the pair a quarter turn on, so that of an angle is
+For a product, the derivative of a pair by its angle is the pair a quarter turn on, so that of an
+angle is
 
     sum over heads of dy2 y1 - dy1 y2
 
@@ -67,6 +68,26 @@ def rotate_by_product(
     inputs = (*arrays, frequencies, positions) if learns else (*arrays, frequencies)
     saved = *tables, *arrays, places, frequencies
     return recorded.record_as(results, differentiate, saved, inputs)
+
+
+def accumulate_angles(
+    steps: Any, axis: Any, start: Any, cu_seqlens: Any, return_state: bool
+) -> Any:
+    """Sum steps that learn, whose derivative is a sum back; None to leave that to operations."""
+    if type(steps) not in PLAIN or not steps.requires_grad or cu_seqlens is not None:
+        return None
+    with torch.no_grad():
+        summed = entry.native_accumulate_angles(steps, axis, start, None, return_state)
+    if summed is None:
+        return None
+
+    def differentiate(grads: recorded.Grads, _saved: Tensors) -> recorded.Grads:
+        (grad,) = grads
+        return (None if grad is None else grad.flip(axis).cumsum(axis).flip(axis),)
+
+    angles, *state = summed if return_state else (summed,)
+    (angles,) = recorded.record_as((angles,), differentiate, (), (steps,))
+    return (angles, *state) if return_state else angles
 
 
 def _rotate(x: torch.Tensor, source: CosSin, spec: RotationSpec, flags: int) -> torch.Tensor:
