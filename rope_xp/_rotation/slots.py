@@ -9,9 +9,11 @@ from rope_xp._core.typing import Array
 
 def without_slots(call: Call) -> Call:
     """Return the same rotation with a result for k, its last array."""
-    keys = call.backend.xp.empty_like(call.arrays[-1])
-    out = None if call.out is None else (*call.out[:-1], keys)
-    return replace(call, slots=None, out=out)
+    if call.out is None:
+        return replace(call, slots=None)
+    return replace(
+        call, slots=None, out=(*call.out[:-1], call.backend.xp.empty_like(call.arrays[-1]))
+    )
 
 
 def write_keys(call: Call, results: tuple[Array, ...]) -> tuple[Array, ...]:
