@@ -45,6 +45,7 @@ const int WIDTH = 16;
 #endif
 const I LINE = 64;         // bytes of a line of the caches
 const int SKEW = 16;       // numpy's large arrays begin so many bytes behind a line
+const I AHEAD = 1 << 13;   // bytes from a row to what is fetched meanwhile, at least
 const int SUM_LANES = 16;  // of a sum of squares, as rope_xp/_rotation/norm.py has it
 const int NORM_ROWS = 8;   // whose roots and quotients overlap; more leave the first cache
 const I BUFFER = 1 << 11;  // bytes of results that wait to be streamed
@@ -562,6 +563,8 @@ template <class C> void read_numbers(const char* p, I step, Dtype dtype, I count
   else read_numbers_of<C, double>(p, step, count, to);
 }
 
+template <class C> constexpr Dtype KIND = sizeof(C) == 8 ? FLOAT64 : FLOAT32;
+
 // NaNs with lower halves of zeros, which products hand on to round_to_upper.
 template <class C> INLINE C canonicalize(C x) { return x == x ? x : (C)NAN; }
 
@@ -691,19 +694,27 @@ template <class C> void look_up_row(const Job& job, I position, const char* frac
     }
 }
 
-// The angles of a token, in order. a and b are what its positions and fractions, or cos and sin,
-// begin at.
+// cos and sin that are given, in order.
+template <class C> void read_tables(const Job& job, const char* a, const char* b, C* __restrict cos,
+                                    C* __restrict sin) {
+  const I r = job.pairs, size = sizeof(C);
+  const C sign = job.inverse ? -1 : 1;
+  if (job.a_last == size && job.b_last == size && job.angle_dtype == KIND<C>) {  // in one pass
+    for (I j = 0; j < r; j++) {
+      cos[j] = canonicalize(read<C>(a + j * size));
+      sin[j] = canonicalize(sign * read<C>(b + j * size));
+    }
+    return;
+  }
+  read_numbers<C>(a, job.a_last, job.angle_dtype, r, cos);
+  read_numbers<C>(b, job.b_last, job.angle_dtype, r, sin);
+  for (I j = 0; j < r; j++) cos[j] = canonicalize(cos[j]), sin[j] = canonicalize(sign * sin[j]);
+}
+
+// The angles of a token, in order. a and b are what its positions and fractions begin at.
 template <class C>
 void find_angles(const Job& job, I token, const char* a, const char* b, Scratch<C>& scratch) {
   const I r = job.pairs;
-  if (!job.lookup) {
-    C *cos = scratch.row, *sin = scratch.row + r;
-    read_numbers<C>(a, job.a_last, job.angle_dtype, r, cos);
-    read_numbers<C>(b, job.b_last, job.angle_dtype, r, sin);
-    for (I j = 0; j < r; j++)
-      cos[j] = canonicalize(cos[j]), sin[j] = canonicalize(job.inverse ? -sin[j] : sin[j]);
-    return;
-  }
   const bool is_mixed = job.segments == 0;
   for (I i = 0; i < (is_mixed ? job.components : job.segments); i++) {
     const I first = is_mixed || i == 0 ? 0 : job.segment[i - 1].end,
@@ -837,6 +848,8 @@ void rotate_block(const Job& job, int k, const char* x, char* y, const char* slo
   const bool prefetches =
       tokens_first && ((job.is_large && slice >= 4 * LINE) || x_token != o.heads * o.x_head);
   const I most = streams ? (size < BUFFER ? BUFFER / size : 1) : inner;
+  I ahead = x_token ? x_token : AHEAD;  // tokens of few heads are read faster than one comes
+  while (ahead < AHEAD && -ahead < AHEAD) ahead *= 2;
   for (I i = 0; i < outer; i++) {
     char* to = y + i * y_outer;
     if (slots) {
@@ -856,7 +869,7 @@ void rotate_block(const Job& job, int k, const char* x, char* y, const char* slo
                          x_inner,
                          streams ? size : y_inner,
                          n,
-                         copies ? x_token - before : x_token,
+                         copies ? ahead - before : ahead,
                          prefetches ? (copies ? size : slice) : 0};
       for (I m = 0; copies && m < n; m++) {
         const char* xs = from + m * x_inner;
@@ -910,6 +923,8 @@ bool is_skewed(const Job& job) {
 template <class T, bool IN, bool OUT, bool NORM, bool SKEWED>
 void rotate_rows(const Job& job, I start, I stop, char* memory) {
   typedef Compute<T> C;
+  typedef Order<T, IN, OUT> O;
+  constexpr bool IS_PLAIN = !O::CROSSED && !O::DEALT;  // rows read angles in order
   const I r = job.pairs, angles = round_up(r);
   const Dim& last = job.dims[job.ndim - 1];
   Scratch<C> scratch;
@@ -932,9 +947,15 @@ void rotate_rows(const Job& job, I start, I stop, char* memory) {
     for (I i = 0; i < n; i++) {
       const char* a = job.a ? job.a + steps[ANGLES_A] + i * last.steps[ANGLES_A] : nullptr;
       const char* b = job.b ? job.b + steps[ANGLES_B] + i * last.steps[ANGLES_B] : nullptr;
-      find_angles<C>(job, token + i, a, b, scratch);
-      arrange<T, IN, OUT, SKEWED>(scratch.row, scratch.cos + i * angles, r);
-      arrange<T, IN, OUT, SKEWED>(scratch.row + r, scratch.sin + i * angles, r);
+      C *const cos = scratch.cos + i * angles, *const sin = scratch.sin + i * angles;
+      if (!job.lookup && IS_PLAIN) {
+        read_tables<C>(job, a, b, cos, sin);
+        continue;
+      }
+      if (job.lookup) find_angles<C>(job, token + i, a, b, scratch);
+      else read_tables<C>(job, a, b, scratch.row, scratch.row + r);
+      arrange<T, IN, OUT, SKEWED>(scratch.row, cos, r);
+      arrange<T, IN, OUT, SKEWED>(scratch.row + r, sin, r);
     }
     for (int k = 0; k < job.operands; k++) {
       const Operand& o = job.operand[k];
