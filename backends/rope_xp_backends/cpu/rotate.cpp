@@ -563,8 +563,6 @@ template <class C> void read_numbers(const char* p, I step, Dtype dtype, I count
   else read_numbers_of<C, double>(p, step, count, to);
 }
 
-template <class C> constexpr Dtype KIND = sizeof(C) == 8 ? FLOAT64 : FLOAT32;
-
 // NaNs with lower halves of zeros, which products hand on to round_to_upper.
 template <class C> INLINE C canonicalize(C x) { return x == x ? x : (C)NAN; }
 
@@ -694,27 +692,19 @@ template <class C> void look_up_row(const Job& job, I position, const char* frac
     }
 }
 
-// cos and sin that are given, in order.
-template <class C> void read_tables(const Job& job, const char* a, const char* b, C* __restrict cos,
-                                    C* __restrict sin) {
-  const I r = job.pairs, size = sizeof(C);
-  const C sign = job.inverse ? -1 : 1;
-  if (job.a_last == size && job.b_last == size && job.angle_dtype == KIND<C>) {  // in one pass
-    for (I j = 0; j < r; j++) {
-      cos[j] = canonicalize(read<C>(a + j * size));
-      sin[j] = canonicalize(sign * read<C>(b + j * size));
-    }
-    return;
-  }
-  read_numbers<C>(a, job.a_last, job.angle_dtype, r, cos);
-  read_numbers<C>(b, job.b_last, job.angle_dtype, r, sin);
-  for (I j = 0; j < r; j++) cos[j] = canonicalize(cos[j]), sin[j] = canonicalize(sign * sin[j]);
-}
-
-// The angles of a token, in order. a and b are what its positions and fractions begin at.
+// The angles of a token, in order. a and b are what its positions and fractions, or cos and sin,
+// begin at.
 template <class C>
 void find_angles(const Job& job, I token, const char* a, const char* b, Scratch<C>& scratch) {
   const I r = job.pairs;
+  if (!job.lookup) {
+    C *cos = scratch.row, *sin = scratch.row + r;
+    read_numbers<C>(a, job.a_last, job.angle_dtype, r, cos);
+    read_numbers<C>(b, job.b_last, job.angle_dtype, r, sin);
+    for (I j = 0; j < r; j++)
+      cos[j] = canonicalize(cos[j]), sin[j] = canonicalize(job.inverse ? -sin[j] : sin[j]);
+    return;
+  }
   const bool is_mixed = job.segments == 0;
   for (I i = 0; i < (is_mixed ? job.components : job.segments); i++) {
     const I first = is_mixed || i == 0 ? 0 : job.segment[i - 1].end,
@@ -848,8 +838,8 @@ void rotate_block(const Job& job, int k, const char* x, char* y, const char* slo
   const bool prefetches =
       tokens_first && ((job.is_large && slice >= 4 * LINE) || x_token != o.heads * o.x_head);
   const I most = streams ? (size < BUFFER ? BUFFER / size : 1) : inner;
-  I ahead = x_token ? x_token : AHEAD;  // tokens of few heads are read faster than one comes
-  while (ahead < AHEAD && -ahead < AHEAD) ahead *= 2;
+  // Tokens of few heads are read faster than the next one comes.
+  const I ahead = prefetches && x_token < AHEAD && x_token > 0 ? AHEAD : x_token;
   for (I i = 0; i < outer; i++) {
     char* to = y + i * y_outer;
     if (slots) {
@@ -923,8 +913,6 @@ bool is_skewed(const Job& job) {
 template <class T, bool IN, bool OUT, bool NORM, bool SKEWED>
 void rotate_rows(const Job& job, I start, I stop, char* memory) {
   typedef Compute<T> C;
-  typedef Order<T, IN, OUT> O;
-  constexpr bool IS_PLAIN = !O::CROSSED && !O::DEALT;  // rows read angles in order
   const I r = job.pairs, angles = round_up(r);
   const Dim& last = job.dims[job.ndim - 1];
   Scratch<C> scratch;
@@ -947,15 +935,9 @@ void rotate_rows(const Job& job, I start, I stop, char* memory) {
     for (I i = 0; i < n; i++) {
       const char* a = job.a ? job.a + steps[ANGLES_A] + i * last.steps[ANGLES_A] : nullptr;
       const char* b = job.b ? job.b + steps[ANGLES_B] + i * last.steps[ANGLES_B] : nullptr;
-      C *const cos = scratch.cos + i * angles, *const sin = scratch.sin + i * angles;
-      if (!job.lookup && IS_PLAIN) {
-        read_tables<C>(job, a, b, cos, sin);
-        continue;
-      }
-      if (job.lookup) find_angles<C>(job, token + i, a, b, scratch);
-      else read_tables<C>(job, a, b, scratch.row, scratch.row + r);
-      arrange<T, IN, OUT, SKEWED>(scratch.row, cos, r);
-      arrange<T, IN, OUT, SKEWED>(scratch.row + r, sin, r);
+      find_angles<C>(job, token + i, a, b, scratch);
+      arrange<T, IN, OUT, SKEWED>(scratch.row, scratch.cos + i * angles, r);
+      arrange<T, IN, OUT, SKEWED>(scratch.row + r, scratch.sin + i * angles, r);
     }
     for (int k = 0; k < job.operands; k++) {
       const Operand& o = job.operand[k];
