@@ -225,16 +225,18 @@ __device__ __forceinline__ void find_angles(C (&cos)[N], C (&sin)[N], const Argu
   }
 }
 
-// Where the key of a row goes in the cache: its distance in bytes, below zero if nowhere.
-__device__ __forceinline__ long long find_slot(const Arguments &a, long long outer,
-                                               long long inner) {
+// Whether the key of a row goes to a slot of the cache, and its distance in bytes.
+__device__ __forceinline__ bool find_slot(const Arguments &a, long long outer, long long inner,
+                                          long long &distance) {
   const char *const at = a.slots + outer * a.outer_strides.slots + inner * a.inner_strides.slots;
   const long long slot = a.long_slots ? read_constant<long long>(at) : read_constant<int>(at);
-  if (slot < 0 || slot >= a.limit) return -1;
-  if (a.page_step == 0) return slot * a.slot_step;
+  if (slot < 0 || slot >= a.limit) return false;
+  distance = slot * a.slot_step;
+  if (a.page_step == 0) return true;
   // Pages are counted in 32 bits, as 64 take 100 instructions.
   const unsigned of_pages = static_cast<unsigned>(slot), page = static_cast<unsigned>(a.page);
-  return of_pages / page * a.page_step + of_pages % page * a.slot_step;
+  distance = of_pages / page * a.page_step + of_pages % page * a.slot_step;
+  return true;
 }
 
 // Blocks that are to fit a multiprocessor: as many as registers allow without spilling them, as
@@ -351,8 +353,8 @@ __global__ void __launch_bounds__(THREADS, BLOCKS(SOURCE, NORM || APART))
       char *k_out = a.k_out + outer * of_outer.k_out + inner * of_inner.k_out + to;
       bool stored = true;
       if (a.slots != nullptr && present) {
-        const long long distance = find_slot(a, outer, inner);
-        stored = distance >= 0;
+        long long distance = 0;
+        stored = find_slot(a, outer, inner, distance);
         k_out += distance;
       }
 

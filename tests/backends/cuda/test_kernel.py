@@ -181,6 +181,17 @@ def test_keys_go_to_slots_in_the_same_launch(dtype, axes, names, rng, monkeypatc
         assert ran.grid[2] == 1
 
 
+@pytest.mark.parametrize("pages", [(16,), (4, 4)])
+def test_a_cache_of_negative_strides_is_written_where_it_lies(pages, rng):
+    q, k = (place(sample(rng, 1, 3, heads, 64), 16) for heads in (4, 2))
+    first, call = sample(rng, *pages, 2, 64), partial(RoPE().apply, q, k, slots=[9, -1, 14])
+    expected, cache = first.copy()[::-1], place(first, 16)[::-1]
+    truth(call, out=(None, expected))
+    call(out=(None, cache))
+    same(cache, expected)
+    assert (cache != first[::-1]).any()
+
+
 @pytest.mark.parametrize("tokens", [21, 5, 1])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_keys_with_angles_of_their_own_take_the_same_launch(layout, tokens, rng):
