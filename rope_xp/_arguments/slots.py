@@ -157,11 +157,8 @@ def _check_cache(
     """Check that a cache fits k, and return a view of it, and whether it is one of sequences."""
     owner, dtype = find.require_backend(cache, "out[1]"), backend.dtype_name(k)
     fits = checks.check_same_library_and_device(backend, "k", k, owner, "out[1]", cache)
-    expected, view, of_sequences = (
-        f"(slots, {str(head)[1:]} or (pages, page, {str(head)[1:]}",
-        cache,
-        False,
-    )
+    view, of_sequences, last = cache, False, str(head)[1:]
+    expected = f"(slots, {last} or (pages, page, {last}"
     if axes is not None:
         lengths = {"p": "pages", "s": "slots", "h": head[0], "d": head[1]}
         shown = ", ".join(str(lengths.get(name, batch)) for name in axes)

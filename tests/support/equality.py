@@ -92,3 +92,11 @@ def check_angles(
     rotated = backend.back(result)[:, 0]
     assert (np.abs(rotated[:, ::2] - true[0]) <= bound).all()
     assert (np.abs(rotated[:, 1::2] - true[1]) <= bound).all()
+
+
+def list_caches(head_dim):
+    """Return shapes of caches of two heads for two sequences of five tokens, by cache_axes."""
+    sizes = {"p": 4, "b": 2, "h": 2, "d": head_dim}
+    slots = {"shd": 16, "hsd": 16, "pshd": 4, "phsd": 4, "bshd": 9, "bhsd": 9, "sbhd": 9}
+    shapes = {axes: tuple((sizes | {"s": n})[a] for a in axes) for axes, n in slots.items()}
+    return {None: shapes["shd"], **shapes}

@@ -16,7 +16,7 @@ from rope_xp_backends.gpu.cuda_plan import (
 )
 from support import cuda_on_cpu
 from support.bits import same, sample
-from support.equality import LAYOUTS
+from support.equality import LAYOUTS, list_caches
 from support.exhaustive import exhaustive
 from support.targets import lent, numpy_dtype, truth
 
@@ -142,15 +142,7 @@ def test_every_head_dim_has_the_bits_of_numpy(head_dim, layout, rng):
         same(rope.rotate(x, POSITIONS[:3], out=x), expected)
 
 
-CACHES = {
-    None: (16, 2, 64),
-    "hsd": (2, 16, 64),
-    "pshd": (4, 4, 2, 64),
-    "phsd": (4, 2, 4, 64),
-    "bshd": (2, 9, 2, 64),
-    "bhsd": (2, 2, 9, 64),
-    "sbhd": (9, 2, 2, 64),
-}
+CACHES = list_caches(64)
 
 
 @pytest.mark.parametrize("names", CACHES)

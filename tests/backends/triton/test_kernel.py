@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 from rope_xp_backends.torch import gpu
 from rope_xp_backends.torch.library import Torch
-from support.equality import LAYOUTS
+from support.equality import LAYOUTS, list_caches
 from support.rules import Temperature
 from support.targets import truth
 from support.tensors import (
@@ -108,16 +108,7 @@ def widened(x):
     return x.float() if x.dtype is torch.bfloat16 else x
 
 
-CACHES = {
-    None: (16, 2, 24),
-    "shd": (16, 2, 24),
-    "hsd": (2, 16, 24),
-    "pshd": (4, 4, 2, 24),
-    "phsd": (4, 2, 4, 24),
-    "bshd": (2, 9, 2, 24),
-    "bhsd": (2, 2, 9, 24),
-    "sbhd": (9, 2, 2, 24),
-}
+CACHES = list_caches(24)
 
 
 @pytest.mark.usefixtures("_offsets")
