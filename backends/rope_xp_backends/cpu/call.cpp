@@ -314,6 +314,7 @@ void collapse(Call& call) {
   job.block =
       find_threshold(far && bytes >= find_threshold(FAR_BYTES) ? FAR_ANGLE_BYTES : ANGLE_BYTES) /
       (2 * job.pairs * (job.dtype == FLOAT64 ? 8 : 4));
+  if (!job.lookup) job.block *= 4;  // given tables are read from memory, in long runs
   job.block = job.block < 1 ? 1 : job.block < last.length ? job.block : last.length;
   job.is_large = bytes >= find_threshold(LARGE_BYTES);
 }

@@ -335,30 +335,48 @@ template <class T, bool IN, bool OUT> struct Order {
   static constexpr bool DEALT = !IN && !OUT && NARROW;
 };
 
+template <class T, bool IN, bool OUT> constexpr bool IN_ORDER =
+    !Order<T, IN, OUT>::CROSSED && !Order<T, IN, OUT>::DEALT;
 template <class T> constexpr int GROUP = 16 / sizeof(T);  // pairs that are dealt at least
 
 // Put numbers of pairs, in order, where rows of a kernel read them: of whole steps, also at the
-// end.
-template <class T, bool IN, bool OUT, bool SKEWED>
-void arrange(const Compute<T>* from, Compute<T>* to, I pairs) {
+// end. `change` is what becomes of each.
+template <class T, bool IN, bool OUT, bool SKEWED, class From, class Change>
+INLINE void arrange(const From* from, Compute<T>* to, I pairs, Change change) {
   typedef Compute<T> C;
   typedef Order<T, IN, OUT> O;
   I first = 0;
-  if constexpr (O::CROSSED) {
-    for_steps<C, LANES<T>, 1, 0, false>(pairs, [=](auto s) __attribute__((always_inline)) {
-      auto v = s.load(from);
-      write(to + s.i, shuffle<crossed, C, s.N>(v, v));
-    });
-    return;
-  } else if constexpr (O::DEALT) {
+  if constexpr (O::DEALT) {
     first = pairs / GROUP<T> * GROUP<T>;
     for_steps<C, LANES<T>, 4, 0, SKEWED>(first / 2, [=](auto s) __attribute__((always_inline)) {
-      auto v = read<Vec<C, s.N>>(from + 2 * s.i), w = read<Vec<C, s.N>>(from + 2 * s.i + s.N);
+      auto v = change(load<From, s.N>(from + 2 * s.i)),
+           w = change(load<From, s.N>(from + 2 * s.i + s.N));
       write(to + 2 * s.i, shuffle<even, C, s.N>(v, w)),
           write(to + 2 * s.i + s.N, shuffle<odd, C, s.N>(v, w));
     });
   }
-  memcpy(to + first, from + first, (pairs - first) * sizeof(*to));
+  for_steps<C, LANES<T>, 1, 0, false>(pairs - first, [=](auto s) __attribute__((always_inline)) {
+    auto v = change(s.load(from + first));
+    if constexpr (O::CROSSED) v = shuffle<crossed, C, s.N>(v, v);
+    write(to + first + s.i, v);
+  });
+}
+template <class T, bool IN, bool OUT, bool SKEWED>
+void arrange(const Compute<T>* from, Compute<T>* to, I pairs) {
+  arrange<T, IN, OUT, SKEWED>(from, to, pairs,
+                              [](auto v) __attribute__((always_inline)) { return v; });
+}
+
+// The same for cos or sin that are given, of a dtype of From.
+template <class T, bool IN, bool OUT, bool SKEWED, class From>
+void arrange_table(const char* from, Compute<T>* to, I pairs, Compute<T> sign) {
+  arrange<T, IN, OUT, SKEWED>((const From*)(const void*)from, to, pairs,
+                              [=](auto v) __attribute__((always_inline)) {
+                                v *= sign;
+                                if constexpr (Order<T, IN, OUT>::NARROW)
+                                  v = select(v == v, v, decltype(v){} + NAN);
+                                return v;
+                              });
 }
 
 // y1 = (x1 * w1 * cos - x2 * w2 * sin) * factor, y2 = (x2 * w2 * cos + x1 * w1 * sin) * factor
@@ -595,6 +613,7 @@ template <class C> struct Angle {
 
 template <class C> struct Scratch {
   C *cos, *sin;   // of a block, as rows read them
+  I step;         // from those of a token to those of the next
   C* row;         // cos and sin of a token, in order; spare
   C* digit_rows;  // of small tables, and their digits
   I digits[3];
@@ -654,7 +673,8 @@ INLINE const C* find_row(const Job& job, int level, I digit, I first, I end, Scr
 
 // Angles of one position, of frequencies first to end; if `mixed`, of those that read component c.
 template <class C> void look_up_row(const Job& job, I position, const char* fraction, I c, I first,
-                                    I end, bool mixed, Scratch<C>& scratch) {
+                                    I end, bool mixed, C* __restrict cos, C* __restrict sin,
+                                    Scratch<C>& scratch) {
   const I r = job.pairs;
   const bool inside = position > -LIMIT && position < LIMIT, wide = sizeof(C) == 8;
   const I size = inside ? (position < 0 ? -position : position) : 0;
@@ -662,7 +682,6 @@ template <class C> void look_up_row(const Job& job, I position, const char* frac
   const C* low = find_row(job, 0, size & (DIGIT - 1), first, end, scratch);
   const C* middle = find_row(job, 1, size >> DIGIT_BITS & (DIGIT - 1), first, end, scratch);
   const C* high = digit ? find_row(job, 2, digit, first, end, scratch) : nullptr;
-  C* __restrict cos = scratch.row, * __restrict sin = scratch.row + r;
   const bool negative = (position < 0) != (job.inverse && !fraction);
   if (mixed) {
     for (I j = first; j < end; j++)
@@ -694,11 +713,10 @@ template <class C> void look_up_row(const Job& job, I position, const char* frac
 
 // The angles of a token, in order. a and b are what its positions and fractions, or cos and sin,
 // begin at.
-template <class C>
-void find_angles(const Job& job, I token, const char* a, const char* b, Scratch<C>& scratch) {
+template <class C> void find_angles(const Job& job, I token, const char* a, const char* b, C* cos,
+                                    C* sin, Scratch<C>& scratch) {
   const I r = job.pairs;
   if (!job.lookup) {
-    C *cos = scratch.row, *sin = scratch.row + r;
     read_numbers<C>(a, job.a_last, job.angle_dtype, r, cos);
     read_numbers<C>(b, job.b_last, job.angle_dtype, r, sin);
     for (I j = 0; j < r; j++)
@@ -714,8 +732,8 @@ void find_angles(const Job& job, I token, const char* a, const char* b, Scratch<
     if (a)
       position = job.angle_dtype == INT32 ? read<int32_t>(a + c * job.a_last)
                                           : read<I>(a + c * job.a_last);
-    look_up_row<C>(job, position, b ? b + c * job.b_last : nullptr, c, first, end, is_mixed,
-                   scratch);
+    look_up_row<C>(job, position, b ? b + c * job.b_last : nullptr, c, first, end, is_mixed, cos,
+                   sin, scratch);
   }
 }
 
@@ -759,8 +777,7 @@ template <class T, bool IN, bool OUT, bool NORM, bool SKEWED, bool MOVE, int PAI
 void rotate_each(const Job& job, const Rows& rows, const Compute<T>* cos, const Compute<T>* sin,
                  const Compute<T>* w, const Compute<T>* rest, const Scratch<Compute<T>>& scratch) {
   typedef Compute<T> C;
-  const I r = PAIRS > 0 ? PAIRS : job.pairs, angles = round_up(r), before = job.before,
-          after = job.after;
+  const I r = PAIRS > 0 ? PAIRS : job.pairs, before = job.before, after = job.after;
   auto rotate_all = [&](const C* __restrict c,
                         const C* __restrict s) __attribute__((always_inline)) {
     C factors[NORM_ROWS] = {};
@@ -780,7 +797,7 @@ void rotate_each(const Job& job, const Rows& rows, const Compute<T>* cos, const 
       if (IN != OUT && from == y)
         from = (const T*)memcpy((void*)scratch.spare, from, 2 * r * sizeof(T));
       rotate_row<T, IN, OUT, NORM, PAIRS, SKEWED>(from, y, c, s, r, w, factor);
-      if (MOVE) c += angles, s += angles;
+      if (MOVE) c += scratch.step, s += scratch.step;
     }
   };
   if constexpr (PAIRS > 0) {  // copies that no result overlaps, so that they stay in registers
@@ -822,7 +839,7 @@ void rotate_block(const Job& job, int k, const char* x, char* y, const char* slo
   const I x_token = dim.steps[2 * k], y_token = dim.steps[2 * k + 1];
   const I r = job.pairs, before = job.before * sizeof(T), slice = 2 * r * sizeof(T),
           after = job.after * sizeof(T);
-  const I size = before + slice + after, angles = round_up(r);
+  const I size = before + slice + after;
   const bool in_place = o.x == o.y,
              copies = !in_place && !(NORM && job.normalizes_rest) && before + after;
   const bool tokens_first =
@@ -866,7 +883,7 @@ void rotate_block(const Job& job, int k, const char* x, char* y, const char* slo
         char* ys = target + m * rows.y_step;
         copy(ys - before, xs - before, before), copy(ys + slice, xs + slice, after);
       }
-      const I t = (tokens_first ? i : j) * angles;
+      const I t = (tokens_first ? i : j) * scratch.step;
       const C *cos = scratch.cos + t, *sin = scratch.sin + t, *w = scratch.weights[k],
               *rest = scratch.rest[k];
       if (tokens_first)
@@ -910,6 +927,28 @@ bool is_skewed(const Job& job) {
   return WIDTH > SKEW && apart % LINE == 0;
 }
 
+// What reads cos or sin that are given side by side, in the dtype of arithmetic or of arrays.
+template <class C> using Reader = void (*)(const char* from, C* to, I pairs, C sign);
+template <class C> constexpr Dtype DTYPE = sizeof(C) == 8 ? FLOAT64 : FLOAT32;
+template <class T, bool IN, bool OUT, bool SKEWED> Reader<Compute<T>> find_reader(const Job& job) {
+  typedef Compute<T> C;
+  auto has_size = [&](I size) { return !job.lookup && job.a_last == size && job.b_last == size; };
+  if (job.angle_dtype == DTYPE<C> && has_size(sizeof(C)))
+    return arrange_table<T, IN, OUT, SKEWED, C>;
+  if (sizeof(T) == 2 && job.angle_dtype == job.dtype && has_size(sizeof(T)))
+    return arrange_table<T, IN, OUT, SKEWED, T>;
+  return nullptr;
+}
+
+// Whether rows read them where they lie.
+template <class T, bool IN, bool OUT> bool are_arranged(const Job& job) {
+  typedef Order<T, IN, OUT> O;
+  const I *steps = job.dims[job.ndim - 1].steps, size = sizeof(Compute<T>);
+  return !O::CROSSED && !O::NARROW && job.angle_dtype == DTYPE<Compute<T>> && !job.inverse &&
+         job.pairs == round_up(job.pairs) && steps[ANGLES_A] == steps[ANGLES_B] &&
+         steps[ANGLES_A] % size == 0;
+}
+
 template <class T, bool IN, bool OUT, bool NORM, bool SKEWED>
 void rotate_rows(const Job& job, I start, I stop, char* memory) {
   typedef Compute<T> C;
@@ -918,6 +957,9 @@ void rotate_rows(const Job& job, I start, I stop, char* memory) {
   Scratch<C> scratch;
   lay_out(job, memory, scratch);
   if (SKEWED) scratch.cos += SKEW / sizeof(T), scratch.sin += SKEW / sizeof(T);  // as rows are
+  const Reader<C> read_table = find_reader<T, IN, OUT, SKEWED>(job);
+  const bool arranged = read_table && are_arranged<T, IN, OUT>(job);
+  scratch.step = arranged ? last.steps[ANGLES_A] / (I)sizeof(C) : angles;
   if (NORM)
     for (int k = 0; k < job.operands; k++)
       read_weights<T, IN, OUT, SKEWED>(job, job.operand[k], scratch.weights[k], scratch.rest[k],
@@ -932,12 +974,23 @@ void rotate_rows(const Job& job, I start, I stop, char* memory) {
     for (int d = job.ndim - 2; d >= 0; rest /= job.dims[d--].length)
       for (int s = 0; s < STRIDED; s++)
         steps[s] += rest % job.dims[d].length * job.dims[d].steps[s];
-    for (I i = 0; i < n; i++) {
+    if (arranged)
+      scratch.cos = (C*)(job.a + steps[ANGLES_A]), scratch.sin = (C*)(job.b + steps[ANGLES_B]);
+    for (I i = 0; i < n && !arranged; i++) {
       const char* a = job.a ? job.a + steps[ANGLES_A] + i * last.steps[ANGLES_A] : nullptr;
       const char* b = job.b ? job.b + steps[ANGLES_B] + i * last.steps[ANGLES_B] : nullptr;
-      find_angles<C>(job, token + i, a, b, scratch);
-      arrange<T, IN, OUT, SKEWED>(scratch.row, scratch.cos + i * angles, r);
-      arrange<T, IN, OUT, SKEWED>(scratch.row + r, scratch.sin + i * angles, r);
+      C *const cos = scratch.cos + i * angles, *const sin = scratch.sin + i * angles;
+      if (read_table) {
+        for (I line = 0; line < r * job.a_last; line += LINE)
+          __builtin_prefetch(a + AHEAD + line, 0, 3), __builtin_prefetch(b + AHEAD + line, 0, 3);
+        read_table(a, cos, r, 1), read_table(b, sin, r, job.inverse ? -1 : 1);
+      } else if constexpr (IN_ORDER<T, IN, OUT>) {
+        find_angles<C>(job, token + i, a, b, cos, sin, scratch);
+      } else {
+        find_angles<C>(job, token + i, a, b, scratch.row, scratch.row + r, scratch);
+        arrange<T, IN, OUT, SKEWED>(scratch.row, cos, r);
+        arrange<T, IN, OUT, SKEWED>(scratch.row + r, sin, r);
+      }
     }
     for (int k = 0; k < job.operands; k++) {
       const Operand& o = job.operand[k];
