@@ -199,6 +199,7 @@ def mrope_from_ids(
     config: object,
     *,
     cu_seqlens: Any = None,
+    segments: Any = None,
     xp: Namespace | None = None,
     device: Device | None = None,
 ) -> Array:
@@ -226,6 +227,8 @@ def mrope_from_ids(
     cu_seqlens : array or sequence, (sequences + 1,), optional
         In host memory: packed sequences in ids (tokens,) or (1, tokens), as in :func:`packed`. Each
         gets the positions that it has alone; ``images_per_sample`` counts those of each.
+    segments : array or sequence, like ids, optional
+        In host memory: the same, by a number for each sequence, as in :func:`from_segments`.
     xp, device
         As for :func:`video`.
 
@@ -248,4 +251,5 @@ def mrope_from_ids(
     """
     from rope_xp.positions import _rope_index  # few programs need it
 
-    return values.to_library(_rope_index.get_rope_index(ids, grids, config, cu_seqlens), xp, device)
+    found = _rope_index.get_rope_index(ids, grids, config, cu_seqlens, segments)
+    return values.to_library(found, xp, device)

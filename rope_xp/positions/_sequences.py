@@ -70,7 +70,8 @@ def from_mask(mask: Any) -> Array:
     Parameters
     ----------
     mask : array or sequence, (tokens,) or (batch, tokens)
-        Booleans or integers, such as ``attention_mask``: 0 for padding.
+        Booleans or integers, such as ``attention_mask``: 0 for padding and 1 for tokens, which is
+        checked in host memory. For numbered sequences see :func:`from_segments`.
 
     Returns
     -------
@@ -84,15 +85,63 @@ def from_mask(mask: Any) -> Array:
     >>> positions.from_mask([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]]).tolist()
     [[0, 0, 0, 1, 2], [0, 1, 2, 3, 4]]
     """
-    expected = "booleans or integers, (batch, tokens), 0 for padding"
-    options: dict[str, Any] = {"axes": (1, 2), "dtypes": ("int", "uint", "bool")}
-    backend, mask = values.to_integers("mask", mask, expected, **options)
+    backend, mask = _read_rows("mask", mask, "booleans or integers", 1)
     xp = backend.xp
     is_token = mask != 0
+    counts = _count(xp, is_token, mask.dtype)
+    return xp.where(is_token, counts - 1, xp.zeros_like(mask))
+
+
+def from_segments(segments: Any) -> Array:
+    """Return positions of sequences that are packed in rows, each counted from 0.
+
+    Parameters
+    ----------
+    segments : array or sequence, (tokens,) or (batch, tokens)
+        Integers, as collators number sequences in a mask: 0 for padding, and another number for
+        each run of tokens that is a sequence, such as 1 1 2 2 2 0.
+
+    Returns
+    -------
+    array, like segments
+        With the library, device and dtype of :func:`packed`; padding has position 0.
+
+    Examples
+    --------
+    >>> from rope_xp import positions
+    >>> positions.from_segments([[1, 1, 2, 2, 2, 0], [1, 1, 1, 1, 2, 2]]).tolist()
+    [[0, 1, 0, 1, 2, 0], [0, 1, 2, 3, 0, 1]]
+    """
+    backend, segments = _read_rows("segments", segments, "integers, a number for each sequence")
+    xp, tokens = backend.xp, segments.shape[-1]
+    index = xp.broadcast_to(xp.arange(tokens, device=backend.device(segments)), segments.shape)
+    changes = segments[..., 1:] != segments[..., :-1]
+    starts = xp.concat([xp.ones_like(segments[..., :1], dtype=xp.bool), changes], axis=-1)
+    # Sorted, the starts of runs stand at their numbers.
+    ordered = xp.sort(xp.where(starts, index, xp.full_like(index, tokens)), axis=-1)
+    first = xp.take_along_axis(ordered, _count(xp, starts, index.dtype) - 1, axis=-1)
+    counts = xp.astype(index - first, segments.dtype)
+    return xp.where(segments != 0, counts, xp.zeros_like(segments))
+
+
+def _read_rows(name: str, rows: Any, kind: str, most: int | None = None) -> tuple[Backend, Array]:
+    """Return rows of tokens; values in host memory are checked."""
+    options: dict[str, Any] = {"axes": (1, 2), "dtypes": ("int", "uint", "bool")}
+    expected = f"{kind}, (batch, tokens), 0 for padding"
+    backend, rows = values.to_integers(name, rows, expected, **options)
+    host = None if backend.is_compiling() else backend.host_view(rows)
+    if host is not None and host.size and (host.min() < 0 or host.max() > (most or np.inf)):
+        bound = "0 for padding and 1 for tokens" if most else "0 for padding, or positive"
+        hint = "; from_segments takes the numbers of sequences" if host.max() > 1 else ""
+        raise RopeError(f"{name} must be {bound}; got {host.min()} to {host.max()}{hint}")
+    return backend, rows
+
+
+def _count(xp: Namespace, flags: Array, dtype: Any) -> Array:
+    """Return how many flags are set up to each token."""
     # torch.compile warns of cumulative_sum, the standard's name, in array_api_compat.
     cumsum = getattr(xp, "cumsum", None) or xp.cumulative_sum
-    counts = xp.astype(cumsum(xp.astype(is_token, mask.dtype), axis=-1), mask.dtype)
-    return xp.where(is_token, counts - 1, xp.zeros_like(mask))
+    return xp.astype(cumsum(xp.astype(flags, dtype), axis=-1), dtype)
 
 
 def offsets(lengths: Any, new_tokens: int = 1) -> Array:

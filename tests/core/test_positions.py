@@ -66,6 +66,33 @@ def test_positions_from_a_mask_equal_those_of_generate(backend, dtype):
     assert positions.from_mask(MASK[0].tolist()).tolist() == expected[0].tolist()
 
 
+SEGMENTS = np.array([[1, 1, 2, 2, 2, 0], [0, 5, 5, 1, 0, 0], [3, 3, 3, 3, 3, 3]])
+COUNTED = [[0, 1, 0, 1, 2, 0], [0, 0, 1, 0, 0, 0], [0, 1, 2, 3, 4, 5]]
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int32", "int64"])
+@pytest.mark.parametrize(
+    "backend", rows(("numpy", "array-api-strict", "torch", "torch-compile", "jax", "jax-jit"))
+)
+def test_from_segments_counts_each_numbered_sequence_from_0(backend, dtype):
+    if dtype == "int64" and backend.module == "jax":
+        pytest.skip("without x64 it has no int64")
+    result = backend.back(
+        backend.run(positions.from_segments, backend.make(SEGMENTS.astype(dtype)))
+    )
+    assert (result.tolist(), result.dtype) == (COUNTED, "int64" if dtype == "int64" else "int32")
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3)), max_size=6))
+def test_from_segments_of_any_row_equals_packed(runs):
+    """Runs of so many tokens; neighbours have other numbers, but for padding."""
+    numbers = [i + 1 if number else 0 for i, (_, number) in enumerate(runs)]
+    lengths = [length for length, _ in runs]
+    row = np.repeat(np.array(numbers, np.int64), lengths)
+    alone = positions.packed(np.cumsum([0, *lengths])) * (row > 0)
+    np.testing.assert_array_equal(positions.from_segments(row), alone)
+
+
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=6), st.integers(1, 4))
 def test_zigzag_cuts_each_packed_sequence_as_a_lone_one(chunks, shards):
     """The split of Transformer Engine's "thd"."""
@@ -229,6 +256,10 @@ WRONG: list[tuple[str, Any]] = [
     ("lengths must be a row of integers", lambda: positions.offsets([[3]])),
     ("mask must be booleans or integers, .*; got float", lambda: positions.from_mask([0.5])),
     (r"mask must be .*; got int64 of \(1, 1, 2\)", lambda: positions.from_mask([[[0, 1]]])),
+    ("got 0 to 2; from_segments takes", lambda: positions.from_mask([1, 1, 2, 0])),
+    ("mask must be 0 for padding and 1 for .*; got -1", lambda: positions.from_mask([-1, 1])),
+    ("segments must be .* positive; got -1", lambda: positions.from_segments([-1, 1])),
+    ("segments must be integers, .*; got float", lambda: positions.from_segments([1.0])),
     ("new_tokens must be positive", lambda: positions.offsets([3], 0)),
     ("frames must be positive", lambda: positions.video(-1, 3, 3)),
     (r"spans\[1\] must be positive", lambda: positions.mrope([3, 0])),

@@ -68,8 +68,10 @@ def compare_packed(ids, inputs, config, expected):
     ends = np.cumsum([0, *mask.sum(axis=1)])
     for rows in (np.array(ids)[mask], np.array(ids)[mask][None]):
         shaped = packed | {k: packed[k].reshape(rows.shape) for k in per_token if k in packed}
-        result = positions.mrope_from_ids(rows, shaped, config, cu_seqlens=ends)
-        np.testing.assert_array_equal(result.reshape(len(expected), -1), expected[:, mask])
+        numbers = np.repeat(np.arange(1, len(ends)), np.diff(ends)).reshape(rows.shape)
+        for split in ({"cu_seqlens": ends}, {"segments": numbers}):
+            result = positions.mrope_from_ids(rows, shaped, config, **split)
+            np.testing.assert_array_equal(result.reshape(len(expected), -1), expected[:, mask])
 
 
 def build_prompt(name, config, parts):
@@ -384,6 +386,21 @@ def test_packed_sequences_that_do_not_fit_are_refused():
         positions.mrope_from_ids([1, 2, 3], IMAGE, GLM, **options)
     rest = positions.mrope_from_ids([1, 2, 3, 4, 5], {}, QWEN, **options)
     assert rest.tolist() == [positions.packed([0, 1, 3], total=5).tolist()] * 3
+
+
+def test_mrope_from_ids_refuses_segments_that_do_not_fit():
+    ids = [[1, 2, 3]]
+    for options, message in (
+        ({"segments": [1, 1, 2]}, "segments must have the shape of ids, (1, 3)"),
+        ({"segments": [[1, -1, 2]]}, "numbers from 0 on; got (1, 3) from -1 on"),
+        ({"segments": [[1, 1, 2]], "cu_seqlens": [0, 3]}, "pass one of them"),
+    ):
+        with pytest.raises(RopeError, match=re.escape(message)):
+            positions.mrope_from_ids(ids, {}, QWEN, **options)
+    with pytest.raises(RopeError, match="pass numbers of sequences as segments="):
+        positions.mrope_from_ids(ids, {"attention_mask": [[1, 1, 2]]}, QWEN)
+    padded = positions.mrope_from_ids([[1, 1, 1, 0]], {}, QWEN, segments=[[4, 7, 7, 0]])
+    assert padded.tolist() == [[[0, 0, 1, 0]]] * 3
 
 
 def test_images_at_the_seam_of_packed_sequences_belong_to_their_own():

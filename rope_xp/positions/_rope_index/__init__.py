@@ -9,7 +9,7 @@ import numpy as np
 
 from rope_xp._core.errors import RopeError
 from rope_xp.positions._rope_index.canvases import HunYuanIndexer, MiniCPMIndexer
-from rope_xp.positions._rope_index.indexer import find_model
+from rope_xp.positions._rope_index.indexer import find_model, split_runs
 from rope_xp.positions._rope_index.spans import SpanIndexer
 from rope_xp.positions._sequences import parse_ends
 from rope_xp.positions._values import to_host
@@ -18,7 +18,11 @@ _INDEXERS = {"hunyuan_vl": HunYuanIndexer, "minicpmv4_7": MiniCPMIndexer}
 
 
 def get_rope_index(
-    ids: Any, inputs: Mapping[str, Any], config: object, cu_seqlens: Any = None
+    ids: Any,
+    inputs: Mapping[str, Any],
+    config: object,
+    cu_seqlens: Any = None,
+    segments: Any = None,
 ) -> np.ndarray:
     """Return positions as :func:`rope_xp.positions.mrope_from_ids` describes them."""
     name, keys = find_model(config)
@@ -26,16 +30,25 @@ def get_rope_index(
     shape = token_ids.shape
     if len(shape) not in (1, 2):
         raise RopeError(f"ids must be (tokens,) or (batch, tokens); got shape {shape}")
-    rows = _split_rows(shape, cu_seqlens)
+    rows = _split_rows(shape, cu_seqlens) if segments is None else _split_runs(shape, segments)
+    is_packed = cu_seqlens is not None or segments is not None
+    if cu_seqlens is not None and segments is not None:
+        raise RopeError("cu_seqlens and segments both split ids; pass one of them")
     build = _INDEXERS.get(name, partial(SpanIndexer, name, rows=len(rows)))
-    indexer = build(keys, inputs, is_packed=cu_seqlens is not None)
+    indexer = build(keys, inputs, is_packed=is_packed)
     types, mask = inputs.get("mm_token_type_ids"), inputs.get("attention_mask")
     if types is None:
         types = np.zeros(shape, np.int64)
         for row in rows:
             types[row] = indexer.token_types(token_ids[row])
     types = to_host("mm_token_type_ids", types)
-    mask = np.ones(shape, bool) if mask is None else to_host("attention_mask", mask) != 0
+    mask = np.ones(shape, bool) if mask is None else to_host("attention_mask", mask)
+    if mask.size and not 0 <= mask.min() <= mask.max() <= 1:
+        raise RopeError(
+            "attention_mask must be 0 for padding and 1 for tokens; pass numbers of sequences as "
+            f"segments=. Got {mask.min()} to {mask.max()}"
+        )
+    mask = mask != 0
     if types.shape != shape or mask.shape != shape:
         raise RopeError(
             f"mm_token_type_ids and attention_mask must have the shape of ids, {shape}; got "
@@ -49,6 +62,22 @@ def get_rope_index(
     for queue in indexer.queues:
         queue.check_all_taken()
     return positions
+
+
+def _split_runs(shape: tuple[int, ...], segments: Any) -> list[tuple[int | slice, ...]]:
+    """Return the index of each run of one number, a sequence, but of 0."""
+    numbers = to_host("segments", segments)
+    if numbers.shape != shape or (numbers.size and numbers.min() < 0):
+        raise RopeError(
+            f"segments must have the shape of ids, {shape}, and numbers from 0 on; got "
+            f"{numbers.shape}" + f" from {numbers.min()} on" * bool(numbers.size)
+        )
+    return [
+        (*row, slice(start, stop))
+        for row in np.ndindex(shape[:-1])
+        for number, start, stop in split_runs(numbers[row])
+        if number
+    ]
 
 
 def _split_rows(shape: tuple[int, ...], cu_seqlens: Any) -> list[tuple[int | slice, ...]]:
