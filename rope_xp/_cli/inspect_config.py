@@ -21,7 +21,7 @@ from rope_xp._cli import plots, suspicions, terminal
 from rope_xp._cli.reading import Layers, Reading, count_layers, read_config
 from rope_xp._cli.weights import isolate
 from rope_xp._core.errors import RopeError
-from rope_xp.hf import _build
+from rope_xp.hf import _models
 from rope_xp.hf._layer_plan import describe
 from rope_xp.hf._plan import build_plan, group_layers, list_unrotated
 from rope_xp.rope import RoPE
@@ -89,7 +89,7 @@ def build_report(reading: Reading, requested: int | None = None) -> dict[str, An
     model_type = part.get("model_type")
     return {
         "model_type": None if model_type is None else str(model_type),
-        "checked": _build.get_row(model_type) is not None,
+        "checked": _models.get_row(model_type) is not None,
         "part": reading.path or None,
         "layers": [_describe_layers(layers, requested) for layers in reading.layers],
         "by_default": reading.list_defaults(),

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rope_xp._core.typing import Layout
-from rope_xp.hf import _build, _files, _keys, _limits, _plan, _scaling
+from rope_xp.hf import _build, _files, _keys, _limits, _parts, _plan, _scaling
 from rope_xp.hf._keys import EXTENDED, TRAINED, Model
 from rope_xp.rope import RoPE
 from rope_xp.scaling import NTK, Linear, YaRN
@@ -74,7 +74,7 @@ class Reading:
 def read_config(config: object, layout: Layout | None = None) -> Reading:
     """Read a configuration; arguments as of :func:`rope_xp.from_hf_config`."""
     whole = _files.read_mapping(config)
-    part = _keys.find_language_part(whole)
+    part = _parts.find_part(whole)
     model = _build.find_model(part, layout)
     ropes = _build.build_ropes(part, model)
     if _list_missing_sizes(part, model):
@@ -92,7 +92,7 @@ def read_config(config: object, layout: Layout | None = None) -> Reading:
         sizes = (head_dim, rotated, _find_contexts(source, rope))
         layers.append(Layers(label, source, rope, *sizes, depends_on_length))
     path, place = [], whole
-    while names := [name for name in _keys.PARTS if isinstance(place.get(name), Mapping)]:
+    while names := [name for name in _parts.PARTS if isinstance(place.get(name), Mapping)]:
         path.append(names[0])
         place = place[names[0]]
     return Reading(part, ".".join(path), model, layout, tuple(layers))

@@ -1,27 +1,21 @@
 """Find what is suspicious in a configuration, and what is correct but needs attention."""
 
-import re
 import reprlib
-from collections import UserDict
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from rope_xp._cli.reading import Layers, Reading
-from rope_xp.hf import _build, _keys, _scaling
+from rope_xp.hf import _build, _keys, _models, _scaling, _unread
 from rope_xp.hf._keys import EXTENDED, TRAINED
 from rope_xp.scaling import Linear, LongRoPE, YaRN
 
 _ATTENTION_KEY = "llama_4_scaling_beta"
 """A key among the rotary parameters by which the attention scales q with its position."""
-_ALWAYS_READ = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
-_ROTARY = re.compile("rope|rotary|alibi|ntk|position_embeddings?_type")
-_REPORTED = ("no_rope_layers", "no_rope_layer_interval", "rope_scaling", "rope_parameters")
 
 
 def find_suspicions(reading: Reading) -> list[str]:
     part, sentences = reading.part, []
     name = part.get("model_type")
-    if _build.get_row(name) is None:
+    if _models.get_row(name) is None:
         fact = f"model_type {name!r} is unknown to rope_xp"
         fact = fact if name else "the configuration has no model_type"
         sentences.append(f"{fact}: the usual defaults are assumed")
@@ -51,26 +45,10 @@ def find_notes(reading: Reading, requested: int | None = None) -> list[str]:
     return notes
 
 
-class _Watched(UserDict[str, Any]):
-    """A mapping that records which of its keys were read."""
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        super().__init__(values)
-        self.read = set(_ALWAYS_READ)
-
-    def __getitem__(self, key: str) -> Any:
-        self.read.add(key)
-        return super().__getitem__(key)
-
-
 def _find_unread_keys(reading: Reading) -> Iterator[str]:
     """Yield unread keys next to the rotary parameters whose names are about positions."""
-    watched = _Watched(reading.part)
-    _build.build_ropes(watched, _build.find_model(watched, reading.layout))
-    read = {*watched.read, *_build.find_ignored_keys(reading.part), *_REPORTED}
-    for key, value in reading.part.items():
-        if key not in read and _ROTARY.search(key) and value not in (None, False):
-            yield f"nothing reads {key} = {reprlib.repr(value)}"
+    for key, value in _unread.list_unread(reading.part, reading.layout).items():
+        yield f"nothing reads {key} = {reprlib.repr(value)}"
 
 
 def _find_unread_parameters(reading: Reading) -> Iterator[str]:
@@ -94,7 +72,7 @@ def _find_unread_parameters(reading: Reading) -> Iterator[str]:
 
 def _watch_parameters(layers: Layers) -> set[str]:
     """Return the keys of the parameters that are read, by reading them once more."""
-    source, watched = layers.source, _Watched(layers.source.parameters)
+    source, watched = layers.source, _unread.Watched(layers.source.parameters)
     if layers.rope is not None:
         _build.build_rope(_scaling.Source(source.config, source.model, watched, source.where))
         # The configuration's own goes first; _find_contradictions reports where they differ.

@@ -39,6 +39,11 @@ def from_hf_config(
         If there is no such file. Nothing is downloaded; for a name on the Hugging Face Hub the
         message says how to fetch the file.
 
+    Warns
+    -----
+    UserWarning
+        If the model type is unknown, and a key is about rotation that nothing reads.
+
     Notes
     -----
     All spellings are read: ``rope_parameters`` of transformers 5, ``rope_scaling`` and
@@ -54,10 +59,11 @@ def from_hf_config(
     RoPE(base=10000.0, layout='interleaved', rotary_dim=64, rotary_offset=0, scaling=None, \
 position_axes=None)
     """
-    from rope_xp.hf import _build, _files, _keys  # needed by few programs
+    from rope_xp.hf import _build, _files, _parts, _unread  # needed by few programs
 
-    part = _keys.find_language_part(_files.read_mapping(config))
+    part = _parts.find_part(_files.read_mapping(config))
     ropes = _build.build_ropes(part, _build.find_model(part, layout))
+    _unread.warn_of_unread(part, layout)
     return ropes.get("") or ropes
 
 
@@ -88,7 +94,9 @@ def plan(config: object, *, layout: Layout | None = None) -> tuple[LayerPlan, ..
     >>> [layer.rope is not None for layer in rope_xp.plan(config)]
     [True, True, True, False]
     """
-    from rope_xp.hf import _files, _keys, _plan  # needed by few programs
+    from rope_xp.hf import _files, _parts, _plan, _unread  # needed by few programs
 
-    part = _keys.find_language_part(_files.read_mapping(config))
-    return _plan.build_plan(part, layout)
+    part = _parts.find_part(_files.read_mapping(config))
+    layers = _plan.build_plan(part, layout)
+    _unread.warn_of_unread(part, layout)
+    return layers

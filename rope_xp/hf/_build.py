@@ -9,7 +9,7 @@ from rope_xp._core import numbers
 from rope_xp._core.errors import RopeConfigError, RopeError
 from rope_xp._core.typing import Layout
 from rope_xp.hf import _keys, _limits, _scaling
-from rope_xp.hf._models import MODELS, UNSUPPORTED
+from rope_xp.hf._models import MODELS, UNSUPPORTED, get_row
 from rope_xp.rope import RoPE
 
 _TYPE_KEYS = ("position_embedding_type", "position_embeddings_type")
@@ -57,13 +57,8 @@ def find_model(config: Mapping[str, Any], layout: Layout | None = None) -> _keys
                 "model that this one is derived from"
             )
         row = _keys.Model()
-    is_half = row.layout == "interleaved_to_half" and config.get("rope_interleave") is False
+    is_half = row.reads_interleave and config.get("rope_interleave") is False
     return replace(row, layout=layout or ("half" if is_half else row.layout))
-
-
-def get_row(model_type: object) -> _keys.Model | None:
-    name = str(model_type)
-    return MODELS.get(name) or MODELS.get(name.removesuffix("_text"))
 
 
 def _is_rotary(part: object) -> bool:

@@ -18,17 +18,17 @@ Parameters = Mapping[str, Any]
 LayerParameters = dict[str, Parameters | None]  # by layer type; None: no positions
 TRAINED, EXTENDED = "original_max_position_embeddings", "max_position_embeddings"
 FLAT = ""  # the label of parameters for all layers
-# The language model within a configuration of several parts.
-PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
-_VISION_TYPED_AS_WHOLE = ("qwen2_vl", "qwen2_5_vl")  # by transformers 4, in vision_config
 BASE = ("rope_theta", "rotary_emb_base", "rotary_embedding_base")
-PARTIAL = ("partial_rotary_factor", "partial_rotary_factors", "rotary_pct", "rope_pct")
+PARTIAL = (
+    *("partial_rotary_factor", "partial_rotary_factors", "rotary_pct", "rope_pct"),
+    "rotary_emb_fraction",
+)
 HEAD_DIM = ("head_dim", "attention_head_dim", "kv_channels")
 ALIASES = {
     "head_dim": HEAD_DIM[1:],
     "hidden_size": ("n_embd", "d_model", "embed_dim"),
     "num_attention_heads": ("n_head", "n_heads", "num_heads", "decoder_num_attention_heads"),
-    "num_key_value_heads": ("num_kv_heads", "decoder_num_key_value_heads"),
+    "num_key_value_heads": ("num_kv_heads", "kv_n_heads", "decoder_num_key_value_heads"),
     "num_hidden_layers": (
         "n_layer",
         "n_layers",
@@ -79,6 +79,7 @@ class Model:
     layout: Layout = "half"
     base: float = 10000.0
     partial: float = 1.0
+    reads_interleave: bool = False  # whether rope_interleave: false means halves
     trailing: bool = False  # whether the rotated slice lies at the end of the head
     rotary_dim: int | None = None  # default number of rotated components
     sections: tuple[int, ...] = ()  # default mrope_section: how many pairs read each component
@@ -102,19 +103,6 @@ class Model:
     sliding_kv_factor: int = 1  # of the heads of k in layers with a sliding window
     has_temperature: bool = False  # whether layers without positions scale q by position
     obstacle: str = ""  # why there is no plan
-
-
-def find_language_part(config: Part) -> Part:
-    """Return the part of the language model; the configuration itself if it has no parts."""
-    for name in PARTS:
-        if isinstance(config.get(name), Mapping):
-            # A part without a type has that of the whole.
-            return find_language_part({"model_type": config.get("model_type"), **config[name]})
-    _limits.check_keys("the configuration", config)
-    kind = config.get("model_type")
-    if kind in _VISION_TYPED_AS_WHOLE and "spatial_merge_size" in config:
-        return {**config, "model_type": f"{kind}_vision"}
-    return config
 
 
 @contextmanager
@@ -249,8 +237,24 @@ def _layer_value(config: Part, key: str, label: str) -> Any:
     return next((entry for layer_type, entry in entries if layer_type == label), None)
 
 
+def _check_base(config: Part, parameters: Parameters, label: str) -> None:
+    """Check that the base is not null, for which transformers has no default."""
+    where = ".".join(filter(None, (parameters_key(config), label)))
+    if "rope_theta" in parameters and parameters["rope_theta"] is None:
+        base = config.get("rope_theta")
+        lost = "" if base is None else f", and rope_theta = {base} beside it is not read"
+        raise RopeConfigError(
+            f"{where}.rope_theta is null{lost}. Assigning rope_scaling leaves it so, and drops "
+            "partial_rotary_factor and mrope_section: assign rope_parameters with all of them"
+        )
+    missing = [key for key in BASE if key in config and config[key] is None]
+    if missing and "rope_theta" not in parameters and first_value(config, *BASE) is None:
+        raise RopeConfigError(f"{missing[0]} is null; set it to the base of the model")
+
+
 def _fill_in(config: Part, parameters: Parameters, model: Model, label: str) -> dict[str, Any]:
     """Return the parameters with rope_type, rope_theta and partial_rotary_factor filled in."""
+    _check_base(config, parameters, label)
     own = {k: v for k, v in parameters.items() if not (v is None or isinstance(v, Mapping))}
     filled = _add_rope_type(own)
     if model.axial and filled["rope_type"] == "default":

@@ -50,8 +50,8 @@ _ROWS: dict[str, Model] = {
         "interleaved", partial=0.9, width=("hidden_size", "decoder_num_attention_heads")
     ),
     "moonshine_streaming": Model("interleaved", partial=0.8),
-    "axk1 axk2 deepseek_v3 deepseek_v32 kimi_k2": Model("interleaved_to_half"),
-    "glm4_moe_lite glm_moe_dsa youtu": Model("interleaved_to_half"),
+    "axk1 deepseek_v3 glm4_moe_lite youtu": Model("interleaved_to_half", reads_interleave=True),
+    "axk2 deepseek_v32 glm_moe_dsa kimi_k2": Model("interleaved_to_half"),
     "bailing_hybrid": Model("interleaved_to_half", base=6e6),
     "longcat_flash": Model("interleaved_to_half", base=1e7),
     # --- rotated in part ---
@@ -84,6 +84,7 @@ _ROWS: dict[str, Model] = {
     "mistral4": replace(
         _scale("yarn", 1e4, 128.0, 8192, partial_rotary_factor=0.5, **_MISTRAL),
         layout="interleaved_to_half",
+        reads_interleave=True,
     ),
     # --- layer types: base, share of the head, top-level key of the base, takes flat parameters ---
     "gemma3 gemma3n t5gemma2 t5gemma2_decoder": _pair(
@@ -174,16 +175,25 @@ _ROWS: dict[str, Model] = {
 }
 
 _SIZES = """
-    bamba=4096/32 cohere_compass=8192/64 cosmos3_edge=128 ernie4_5_vl_moe=2560/20 glm=128
-    glm4=128 glm4_moe=4096/96 glm4v=4096/32 glm4v_moe=4096/96 glm_image=4096/32 glm_ocr=1024/16
-    glmasr_encoder=1280/20 gpt_neox=6144/64 laguna=128 mimo_v2_flash=192
-    moonshine_streaming=320/8 nemotron=6144/48 nemotron3_5_transcribe_asr_audio=1280/10
-    nemotron3_5_transcribe_word_timestamp=1280/16 paddleocr_vl=128 persimmon=4096/64 phi=2048/32
-    qwen2_5_omni=3584/28 qwen2_5_omni_talker=128 qwen2_5_vl=8192/64 qwen2_vl=8192/64 qwen3_5=256
-    qwen3_5_moe=256 qwen3_next=256 qwen3_omni_moe=2048/28 qwen3_omni_moe_talker=1024/16
-    qwen3_vl=128 qwen3_vl_moe=2048/16 qwen4_exp=256 stablelm=2560/32 zaya=128
+    afmoe=128 bamba=4096/32 beam=128 cohere2_moe=128 cohere_compass=8192/64 cosmos3_edge=128 cwm=128
+    deepseek_v4=512 dia_decoder=128 dia_encoder=128 diffusion_gemma=256 embedding_gemma2=256
+    ernie4_5=128 ernie4_5_vl_moe=2560/20 flint=128 gemma2=256 gemma3=256 gemma3n=256 gemma4=256
+    gemma4_unified=256 gemma=256 glm4=128 glm4_moe=4096/96 glm4v=4096/32 glm4v_moe=4096/96 glm=128
+    glm_image=4096/32 glm_ocr=1024/16 glmasr_encoder=1280/20 gpt_neox=6144/64 gpt_oss=64 helium=128
+    higgs_audio_v2=128 hrm=128 hy_v3=128 jetmoe=128 kolibri1=128 laguna=128 lfm3=128 llama4=128
+    mellum=128 mimo_v2_flash=192 minimax_m2=128 minimax_m3_vl=128 ministral3=128 molmo2=128
+    moonshine_streaming=320/8 muse_glimmer=128 muse_glimmer_assistant=128 muse_spark=64
+    nemotron3_5_transcribe_asr_audio=1280/10 nemotron3_5_transcribe_word_timestamp=1280/16
+    nemotron=6144/48 neomme=64 neucodec=64 openai_privacy_filter=64 paddleocr_vl=128
+    pe_audio_encoder=128 pe_audio_video_encoder=128 pe_video_encoder=128 persimmon=4096/64
+    phi=2048/32 qwen2_5_omni=3584/28 qwen2_5_omni_dit=64 qwen2_5_omni_talker=128 qwen2_5_vl=8192/64
+    qwen2_vl=8192/64 qwen3=128 qwen3_5=256 qwen3_5_moe=256 qwen3_next=256 qwen3_omni_moe=2048/28
+    qwen3_omni_moe_talker=1024/16 qwen3_omni_moe_talker_code_predictor=128 qwen3_vl=128
+    qwen3_vl_moe=2048/16 qwen4_exp=256 seed_oss=128 solar_open=128 stablelm=2560/32 step3p5=128
+    t5_gemma_module=256 t5gemma2=256 t5gemma2_decoder=256 timesfm2_5=80 vaultgemma=256
+    voxtral_realtime_encoder=64 xcodec2=64 zaya=128
 """
-"""Default head_dim, or width and heads, of models whose rotation depends on them."""
+"""Default head_dim where it is not the width over the heads, or width and heads."""
 
 
 def _parse_sizes(text: str) -> dict[str, int]:
@@ -211,3 +221,8 @@ UNSUPPORTED = {
     "clvp_encoder": "it rotates v as well, by components that projection_dim gives",
 }
 """Model types that no RoPE can express, and what to do."""
+
+
+def get_row(model_type: object) -> Model | None:
+    name = str(model_type)
+    return MODELS.get(name) or MODELS.get(name.removesuffix("_text"))

@@ -14,6 +14,7 @@ from rope_xp._core.typing import Layout
 from rope_xp.hf import _build, _keys, _limits
 from rope_xp.hf._keys import FLAT, Model, Part
 from rope_xp.hf._layer_plan import IndexerPlan, LayerPlan, NormPlan, Temperature
+from rope_xp.hf._models import get_row
 from rope_xp.rope import RoPE
 
 _LISTED = {
@@ -39,10 +40,7 @@ class _Facts(NamedTuple):
         """Return a value. None only if the model's class has no default either."""
         value = _keys.first_value(self.part, name, *_keys.ALIASES.get(name, ()))
         if value is None and not self.is_filled:
-            raise _MissingKeyError(
-                f"{name} is missing, and a plan needs it; add it, or install transformers, whose "
-                "class of the model type may have a default"
-            )
+            raise _MissingKeyError(f"{name} is missing, and a plan needs it; add it")
         return value
 
     def need(self, name: str) -> Any:
@@ -60,7 +58,11 @@ def build_plan(part: Part, layout: Layout | None) -> tuple[LayerPlan, ...]:
         return _build_layers(part, layout, is_filled=False)
     except _MissingKeyError as error:
         if (config_class := find_class(part)) is None:
-            raise RopeConfigError(str(error)) from None
+            if get_row(part.get("model_type")) is None:  # no class has defaults for it
+                return _build_layers(part, layout, is_filled=True)
+            has = importlib.util.find_spec("transformers")
+            hint = ", or install transformers, whose class of the model type may have a default"
+            raise RopeConfigError(f"{error}{'' if has else hint}") from None
     for key, value in part.items():  # of which the class may make lists
         if "layer" in key and isinstance(value, int):
             _limits.check_number(key, value, _limits.LAYERS)
@@ -89,8 +91,8 @@ def _build_layers(part: Part, layout: Layout | None, *, is_filled: bool) -> tupl
         raise RopeConfigError(f"no plan of model_type {part.get('model_type')!r}: {obstacle}")
     for key in model.needs:
         facts.find(key)
-    if part.get("qk_nope_head_dim") is None and "head_dim" not in model.sizes:
-        facts.find("head_dim")  # of which many classes have a default that is not width over heads
+    if read_head_dim(part, model, "", {}) is None:
+        facts.find("head_dim")
     ropes = _build.build_ropes(part, model)
     kinds = _list_kinds(facts, is_uniform=FLAT in ropes)
     unrotated, overrides = {*list_unrotated(part, model, len(kinds))}, read_overrides(part)

@@ -80,8 +80,19 @@ def _check_buffer(
     values = _to_numpy(buffer)
     if fault := next(_find_faults(values, buffer.dtype, expected), None):
         effect = compute_effect(values, expected[0]) if expected else None
-        fix = _FIX if expected else "Set it to base ** (-2 i / r) in float32"
+        fix = _advise(name, module) if expected else "Set it to base ** (-2 i / r) in float32"
         yield Finding("error", path, *fault, effect, fix)
+
+
+def _advise(name: str, module: torch.nn.Module) -> str:
+    """Return how to mend a module, after a trial."""
+    options = _plans.PatchOptions(trusting=True)
+    try:
+        with torch.device("cpu"):
+            _plans.build_plans(name, module, options._replace(length=1))
+    except RopeError as error:
+        return f"Load the model again with the right configuration, as patch declines it: {error}"
+    return _FIX
 
 
 def _find_faults(
@@ -149,7 +160,7 @@ def _check_attention_factor(name: str, module: torch.nn.Module) -> Iterator[Find
         factor = ropes[0].attention_factor
         if (error := abs(factor - own_factor)) > 1e-5:
             what = f"its attention_scaling is {own_factor:g}, but the configuration says {factor:g}"
-            fix = "Set it to the configuration's value, or correct the configuration"
+            fix = f"Correct the configuration, if it is wrong. {_advise(name, module)}"
             effect = dict.fromkeys(POSITIONS, error)
             yield Finding("error", name, "attention factor", what, effect, fix)
 

@@ -10,9 +10,9 @@ import torch
 
 from rope_xp._core.errors import RopeError
 from rope_xp._core.typing import Layout
-from rope_xp.hf import _keys, from_hf_config
+from rope_xp.hf import _keys, _models, _parts, from_hf_config
 from rope_xp.hf._keys import EXTENDED, TRAINED
-from rope_xp.integrations import _classes, _formats, _methods, _recognition
+from rope_xp.integrations import _classes, _formats, _methods, _plans, _recognition, _rotary
 from rope_xp.rope import RoPE
 from rope_xp.scaling import DynamicNTK, LongRoPE
 from rope_xp.testing._box import Floats
@@ -39,7 +39,7 @@ class Finding:
     kind : str
         Kind of fault, for programs: "meta", "not finite", "zero", "uninitialised", "cast",
         "rounded", "unlike the configuration", "tables cast", "attention factor", "angles",
-        "autocast", "layout", "missing key", "static cache", "two regimes".
+        "autocast", "layout", "missing key", "static cache", "two regimes", "not checked".
     what : str
         The fault, as a sentence.
     effect : mapping of int to float, optional
@@ -79,23 +79,38 @@ def check_configs(model: torch.nn.Module) -> Iterator[Finding]:
             groups.setdefault(id(config), (config, {}))[1][name] = module
     for config, modules in groups.values():
         ropes, first = _read_ropes(config), next(iter(modules.values()))
-        if ropes and any(hasattr(module, "inv_freq") for module in first.modules()):
+        rotary = dict(_rotary.rotary_modules(first))
+        if isinstance(ropes, str):
+            known = _models.get_row(getattr(config, "model_type", None)) is not None
+            what = f"nothing was compared with the configuration, as it cannot be read: {ropes}"
+            fix = "Correct the configuration" if known else "Look at the code of the model"
+            if any(module in rotary.values() for module in modules.values()):
+                severity: Literal["error", "warning"] = "error" if known else "warning"
+                yield Finding(severity, type(config).__name__, "not checked", what, None, fix)
+            continue
+        if ropes and rotary and not all(map(_has_fixed_length, rotary.values())):
             yield from _check_scaling(model, config, ropes)
         yield from _check_layouts(config, ropes, modules)
 
 
-def _read_ropes(config: Any) -> dict[str, RoPE]:
-    """Return the ropes of a configuration by layer type, none if it cannot be read."""
+def _has_fixed_length(module: torch.nn.Module) -> bool:
+    """Return whether patching fixed the length of a rotary module's frequencies."""
+    plans = getattr(module, _plans.PLANS, None)
+    return plans is not None and all(plan.beyond is None for plan in plans.values())
+
+
+def _read_ropes(config: Any) -> dict[str, RoPE] | str:
+    """Return the ropes of a configuration by layer type, or why it cannot be read."""
     try:
         ropes = from_hf_config(config)
-    except (RopeError, TypeError):
-        return {}
+    except (RopeError, TypeError) as error:
+        return str(error)
     by_label = ropes if isinstance(ropes, dict) else {"": ropes}
     return {label: rope for label, rope in by_label.items() if rope is not None}
 
 
 def _check_scaling(model: Any, config: Any, ropes: dict[str, RoPE]) -> Iterator[Finding]:
-    raw = _keys.find_language_part(config.to_dict())
+    raw = _parts.find_part(config.to_dict())
     name = type(config).__name__
     for label, rope in ropes.items():
         scaling = rope.scaling
@@ -154,7 +169,8 @@ def _find_layouts(kind: type) -> Iterator[tuple[str, Layout]]:
 def _check_held_ropes(model: torch.nn.Module) -> Iterator[Finding]:
     """Yield modules whose RoPE is none of the configuration's."""
     config = getattr(model, "config", None)
-    expected = list(_read_ropes(config).values()) if config is not None else []
+    ropes = _read_ropes(config) if config is not None else ""
+    expected = [] if isinstance(ropes, str) else list(ropes.values())
     for name, module in model.named_modules():
         rope = getattr(module, "rope", None)
         if not isinstance(rope, RoPE) or not expected or rope in expected:

@@ -88,8 +88,11 @@ def load_rotary(kind: type) -> type:
 
 @torch.no_grad()
 def set_plans(module: torch.nn.Module, plans: RotaryPlans, trusting: bool) -> None:
-    """Give a module its plans; if the configuration is trusted, also new float32 buffers."""
+    """Give a module its plans; if the configuration is trusted, also its buffers and factors."""
     setattr(module, PLANS, plans)
+    for label, plan in plans.items():
+        if trusting and hasattr(module, attribute := _rotary.attention_attribute(label)):
+            setattr(module, attribute, plan.rope.attention_factor)
     for key, buffer in list(module.named_buffers(recurse=False)):
         if trusting and key.endswith("inv_freq") and not buffer.is_meta:
             rope = plans[_rotary.layer_type(key)].rope
@@ -142,7 +145,7 @@ def _build_plan(
             msg = f"its configuration gives frequencies {expected} ..., but its buffer holds "
             raise RopeError(f"{msg}{buffer[:3].tolist()} ...")
     factor = _rotary.own_attention_factor(module, label)
-    if abs(rope.attention_factor - factor) > _FREQUENCIES:
+    if not options.trusting and abs(rope.attention_factor - factor) > _FREQUENCIES:
         msg = f"its configuration gives attention factor {rope.attention_factor}, it has {factor}"
         raise RopeError(msg)
     plan = _fit(module, label, regimes[0], len(buffer), options)
@@ -170,6 +173,7 @@ def _fit(
         if key.endswith("inv_freq") and _rotary.layer_type(key) == label:
             buffers[key] = torch.from_numpy(_rotary.series(rope, size)).float()
     vars(fresh)["_buffers"] = {k: b if b.is_meta else b.cpu() for k, b in buffers.items()}
+    vars(fresh)[_rotary.attention_attribute(label)] = rope.attention_factor
 
     def compute(dtype: torch.dtype) -> Any:
         x, named = torch.zeros(1, dtype=dtype), _rotary.label_argument(label)

@@ -56,8 +56,12 @@ def configured_ropes(module: torch.nn.Module, label: str | None) -> list[RoPE]:
     return list(dict.fromkeys(rope for rope in by_label if rope is not None))
 
 
+def attention_attribute(label: str | None) -> str:
+    return f"{label}_attention_scaling" if label else "attention_scaling"
+
+
 def own_attention_factor(module: torch.nn.Module, label: str | None) -> Any:
-    return getattr(module, f"{label}_attention_scaling" if label else "attention_scaling", 1.0)
+    return getattr(module, attention_attribute(label), 1.0)
 
 
 def regimes(rope: RoPE) -> list[RoPE]:

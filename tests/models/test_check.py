@@ -222,3 +222,61 @@ def test_check_of_a_model_that_is_right_finds_and_changes_nothing(model_type):
     assert [f.kind for f in check(model)] == EXPECTED.get(model_type, [])
     for name, value in model.named_buffers():
         assert torch.equal(value, before[name])
+
+
+LLAMA = {
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 2048,
+}
+SCALINGS = {
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 512},
+    "longrope": {
+        "factor": 4.0,
+        "original_max_position_embeddings": 512,
+        "short_factor": [1.0] * 8,
+        "long_factor": [2.0] * 8,
+    },
+}
+
+
+@pytest.mark.parametrize("rope_type", SCALINGS)
+def test_advice_of_check_can_be_followed_where_attention_factors_differ(rope_type):
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA, rope_theta=5e5)).eval()
+    model.config.rope_parameters.update({"rope_type": rope_type, **SCALINGS[rope_type]})
+    built = transformers.LlamaForCausalLM(model.config).eval()
+    built.load_state_dict(model.state_dict())
+    assert any("trust='config'" in finding.fix for finding in check(model))
+    patched = patch(model, trust="config")
+    assert {finding.kind for finding in check(patched)} <= {"two regimes"}
+    torch.testing.assert_close(logits(patched), logits(built), rtol=0, atol=LOGITS)
+
+
+@pytest.mark.parametrize("implementation", [None, "static"])
+def test_check_asks_for_no_length_that_patch_has_fixed(implementation):
+    keys = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    sizes = LLAMA | {"max_position_embeddings": 64}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, rope_parameters=keys))
+    model.generation_config.cache_implementation = implementation
+    assert len(check(model)) == 1
+    assert check(patch(model, length=128)) == ()
+
+
+def test_check_says_that_a_configuration_could_not_be_read():
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA, rope_theta=5e5))
+    with pytest.warns(FutureWarning, match="rope_scaling"):
+        model.config.rope_scaling = {"rope_type": "linear", "factor": 4.0}
+    (finding,) = check(model)
+    assert (finding.kind, finding.severity) == ("not checked", "error")
+    assert "rope_parameters.rope_theta is null" in finding.what
+
+
+def test_check_says_that_it_does_not_know_a_model_type():
+    unknown = type("Unknown", (transformers.LlamaConfig,), {"model_type": "unknown"})
+    rotary = modeling("llama").LlamaRotaryEmbedding(unknown(**LLAMA))
+    (finding,) = check(rotary)
+    assert (finding.kind, finding.severity) == ("not checked", "warning")
+    assert "'unknown' is not known" in finding.what

@@ -1,5 +1,6 @@
 """rope_xp.plan against models of the installed transformers, see support/plans.py."""
 
+import copy
 import importlib
 import importlib.util
 import json
@@ -18,7 +19,7 @@ from support.inspected import REAL
 
 import rope_xp
 from rope_xp import RopeConfigError
-from rope_xp.hf import _attention, _build, _models, _plan
+from rope_xp.hf import _attention, _models, _parts, _plan
 
 torch, transformers = plans.torch, plans.transformers
 
@@ -100,13 +101,58 @@ def test_a_file_that_says_all_needs_no_transformers(name: str) -> None:
     assert len(rope_xp.plan(config)) == config["num_hidden_layers"]
 
 
+@pytest.mark.usefixtures("no_transformers")
+def test_plan_derives_head_dim_without_transformers() -> None:
+    llama: dict[str, Any] = {"model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32}
+    llama |= {"num_hidden_layers": 2, "num_key_value_heads": 8, "rms_norm_eps": 1e-5}
+    assert rope_xp.plan(llama)[0].head_dim == 128
+    assert rope_xp.plan({**llama, "model_type": "qwen3", "hidden_size": 2048})[0].head_dim == 128
+    assert (
+        rope_xp.plan({**llama, "model_type": "yi", "rope_theta": 5e6}, layout="half")[0].head_dim
+        == 128
+    )
+
+
+def test_plan_of_an_unknown_type_asks_for_the_key_alone() -> None:
+    config = {"model_type": "yi", "hidden_size": 4096, "rope_theta": 1e4, "num_hidden_layers": 2}
+    with pytest.raises(RopeConfigError, match="head_dim is missing, and a plan needs it$"):
+        rope_xp.plan(config, layout="half")
+
+
+@pytest.mark.exhaustive
+def test_plan_derives_the_head_dim_that_every_class_fills_in() -> None:
+    compared = 0
+    for model_type, kind in transformers.CONFIG_MAPPING.items():
+        row = _models.get_row(model_type)
+        if row is None or row.axial:
+            continue
+        try:
+            part = dict(_parts.find_part(kind().to_dict()))
+            expected = _plan.build_plan(part, None)
+        except (RopeConfigError, ImportError):
+            continue
+        for key in ("head_dim", "attention_head_dim"):
+            part.pop(key, None)
+        for width in {"hidden_size", "d_model", "n_embd"} & {*part}:
+            part[width] = int(part[width]) * 2
+        try:
+            class_fills = _plan.find_class(part).from_dict(copy.deepcopy(part)).to_dict()
+            expected = _plan._build_layers(class_fills, None, is_filled=True)
+            layers = _plan._build_layers(part, None, is_filled=False)
+        except Exception:  # noqa: BLE001  # of a class that takes no other width, or a key is missing
+            continue
+        assert [x.head_dim for x in layers] == [x.head_dim for x in expected], model_type
+        compared += 1
+    assert compared > 100
+
+
 @pytest.mark.exhaustive
 @pytest.mark.usefixtures("no_transformers")
 def test_layers_without_attention_are_not_guessed() -> None:
     """Where a class has them by default, a file must say which they are."""
     keys, refused = ("layer_types", "layers_block_type", "block_types"), 0
     for model_type in transformers.CONFIG_MAPPING:
-        row = _build.get_row(model_type)
+        row = _models.get_row(model_type)
         if row is None or row.rotary_if is not None or row.axial:
             continue
         config = transformers.CONFIG_MAPPING[model_type]().to_dict()
