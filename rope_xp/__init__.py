@@ -26,7 +26,7 @@ from rope_xp._functions import (
 )
 from rope_xp.angles import Angles
 from rope_xp.choice import Choice
-from rope_xp.hf import LayerPlan, from_hf_config, plan
+from rope_xp.hf import LayerPlan, from_hf_config, plan, to_hf_config
 from rope_xp.norm import QKNorm
 from rope_xp.rope import RoPE
 
@@ -65,5 +65,6 @@ __all__ = [
     "permute_weights",
     "plan",
     "scaling",
+    "to_hf_config",
     "use_path",
 ]

@@ -1,10 +1,21 @@
 """Read the rotary embedding of a model from its Hugging Face configuration."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from rope_xp._core.typing import Layout
 from rope_xp.hf._layer_plan import IndexerPlan, LayerPlan, NormPlan, Temperature
 from rope_xp.rope import RoPE
 
-__all__ = ["IndexerPlan", "LayerPlan", "NormPlan", "Temperature", "from_hf_config", "plan"]
+__all__ = [
+    "IndexerPlan",
+    "LayerPlan",
+    "NormPlan",
+    "Temperature",
+    "from_hf_config",
+    "plan",
+    "to_hf_config",
+]
 
 
 def from_hf_config(
@@ -65,6 +76,48 @@ position_axes=None)
     ropes = _build.build_ropes(part, _build.find_model(part, layout))
     _unread.warn_of_unread(part, layout)
     return ropes.get("") or ropes
+
+
+def to_hf_config(rope: RoPE | Mapping[str, RoPE | None], config: object) -> dict[str, Any]:
+    """Return a copy of a Hugging Face configuration that has a rope's keys.
+
+    The inverse of :func:`from_hf_config`. All rotary keys are written, so that a context is
+    extended without losing the base, the rotated share or the sections.
+
+    Parameters
+    ----------
+    rope : RoPE or dict of str to RoPE or None
+        A dictionary by layer type where the configuration has one.
+    config : dict, path or object with ``to_dict()``
+        See :func:`from_hf_config`. Its spelling is kept: ``rope_parameters`` of transformers 5, or
+        ``rope_theta`` and ``rope_scaling`` of 4. In a model of several parts, the language model's
+        keys are written.
+
+    Returns
+    -------
+    dict
+        ``from_hf_config`` of it returns rope. ``max_position_embeddings`` changes only where the
+        scaling has it (DynamicNTK, LongRoPE).
+
+    Raises
+    ------
+    RopeConfigError
+        If the model type has no keys for the rope, such as another layout; the message says which
+        field differs. Also as :func:`from_hf_config`.
+
+    Examples
+    --------
+    >>> from dataclasses import replace
+    >>> import rope_xp
+    >>> config = {"model_type": "qwen3", "head_dim": 128, "rope_theta": 1e6}
+    >>> rope = rope_xp.from_hf_config(config)
+    >>> longer = replace(rope, scaling=rope_xp.scaling.YaRN(4.0, 32768))
+    >>> rope_xp.to_hf_config(longer, config)["rope_scaling"]
+    {'rope_type': 'yarn', 'factor': 4.0, 'original_max_position_embeddings': 32768}
+    """
+    from rope_xp.hf import _write  # needed by few programs
+
+    return _write.write_config(rope, config)
 
 
 def plan(config: object, *, layout: Layout | None = None) -> tuple[LayerPlan, ...]:

@@ -17,6 +17,7 @@ Part = Mapping[str, Any]  # a configuration, or a part of one
 Parameters = Mapping[str, Any]
 LayerParameters = dict[str, Parameters | None]  # by layer type; None: no positions
 TRAINED, EXTENDED = "original_max_position_embeddings", "max_position_embeddings"
+LENGTHS = ("max_seq_len", "n_positions", "model_max_length")  # names that EXTENDED has had
 FLAT = ""  # the label of parameters for all layers
 BASE = ("rope_theta", "rotary_emb_base", "rotary_embedding_base")
 PARTIAL = (
@@ -242,7 +243,7 @@ def _check_base(config: Part, parameters: Parameters, label: str) -> None:
     where = ".".join(filter(None, (parameters_key(config), label)))
     if "rope_theta" in parameters and parameters["rope_theta"] is None:
         base = config.get("rope_theta")
-        lost = "" if base is None else f", and rope_theta = {base} beside it is not read"
+        lost = "" if base is None else f", and rope_theta = {base} at top level is not read"
         raise RopeConfigError(
             f"{where}.rope_theta is null{lost}. Assigning rope_scaling leaves it so, and drops "
             "partial_rotary_factor and mrope_section: assign rope_parameters with all of them"

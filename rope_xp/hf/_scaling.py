@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from rope_xp import scaling
 from rope_xp._core import numbers
 from rope_xp._core.errors import RopeError
-from rope_xp.hf._keys import EXTENDED, TRAINED, Model, Parameters, first_value
+from rope_xp.hf._keys import EXTENDED, LENGTHS, TRAINED, Model, Parameters, first_value
 
 
 class Source(NamedTuple):
@@ -28,7 +28,7 @@ class Source(NamedTuple):
     @property
     def extended(self) -> Any:
         """Tokens of the extended context; None if they are missing."""
-        length = first_value(self.config, EXTENDED, "max_seq_len")  # of DBRX and MPT
+        length = first_value(self.config, EXTENDED, *LENGTHS)
         return self.parameters.get(EXTENDED) if length is None else length
 
     @property

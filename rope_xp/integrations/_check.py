@@ -85,7 +85,7 @@ def _check_buffer(
 
 
 def _advise(name: str, module: torch.nn.Module) -> str:
-    """Return how to mend a module, after a trial."""
+    """Return how to repair a module, after a trial."""
     options = _plans.PatchOptions(trusting=True)
     try:
         with torch.device("cpu"):
