@@ -52,14 +52,15 @@ def _run_command(arguments: Sequence[str] | None) -> int:
         summary = (command.__doc__ or "").partition("\n")[0]
         command.add_arguments(commands.add_parser(name, help=summary, description=summary))
     options = parser.parse_args(arguments)
+    status = 2 if options.command == "check" else 1  # which has checked nothing, where one fails
     try:
         return int(COMMANDS[options.command].run(options))
     except BrokenPipeError:
         raise  # of stdout, and no file
     except OSError as error:
-        return terminal.fail(options.command, f"{error.filename}: {error.strerror}")
+        return terminal.fail(options.command, f"{error.filename}: {error.strerror}", status)
     except RopeError as error:
-        return terminal.fail(options.command, str(error))
+        return terminal.fail(options.command, str(error), status)
     except SystemExit as stop:  # of a module or function that it called; it says nothing of RoPE
         reason = f"code that it called ended the program with {stop.code!r}; nothing was checked"
         return terminal.fail(options.command, reason, status=2)

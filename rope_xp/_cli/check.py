@@ -3,7 +3,7 @@
 TARGET is ``package.module:function``, called as ``function(q, k, positions)`` or ``function(x,
 positions)``; or a folder with a config.json, or that file. For a folder, the configuration is read,
 and with ``--weights`` the model too: only from safetensors, without network, and without code that
-comes with it. If a module or function exits, nothing is known, and the status is 2.
+comes with it. The status is 2 where nothing could be checked.
 
 The JSON object for a function has its ``rope``, the ``error`` by position (null where positions are
 rejected), ``notes``, ``faults``, and ``differences`` from ``--config``. If the function is no RoPE,
@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print what is wrong; return the exit status, 1 where something is."""
+    """Print what is wrong; return the exit status: 1 where something is, 2 if that is unknown."""
     is_model = Path(options.target).exists()
     foreign = list(_FUNCTION_OPTIONS) if is_model else list(_MODEL_OPTIONS)
     if not is_model and options.config is not None:
@@ -101,10 +101,11 @@ def _check_function(options: argparse.Namespace) -> int:
                 advice = "It takes cos and sin: pass --tables package.module:function, which "
                 advice += "returns them for positions"
             fault = f"{error.summary}. {advice}"
+        status = 2 if isinstance(error, _open.CallError) else 1
         if not options.json:
-            return terminal.fail("check", fault)
+            return terminal.fail("check", fault, status)
         terminal.write_json({"target": options.target, "faults": [fault]})
-        return 1
+        return status
     mismatches = []
     if isinstance(expected, RoPE):
         mismatches = _compare.list_differences(result.rope, expected, head_dim)

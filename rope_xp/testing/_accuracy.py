@@ -6,7 +6,7 @@ import numpy as np
 
 from rope_xp.rope import RoPE
 from rope_xp.testing._angles import MeasuredAngles, find_last
-from rope_xp.testing._box import CallRefused, Complex, Floats
+from rope_xp.testing._box import BeyondLimit, CallRefused, Complex, Floats
 from rope_xp.testing._pairs import RotatedArray
 from rope_xp.testing._rounding import PRODUCT, find_cause
 
@@ -57,6 +57,8 @@ def measure_accuracy(rotation: ArrayRotation) -> Accuracy:
         positions = np.array(sorted(p for p in chosen if p >= 0), float)
         try:
             tried.append((positions, *rotation.measure(positions)))
+        except BeyondLimit:  # which says nothing about the function
+            break
         except CallRefused as refused:
             last = find_last(lambda p: rotation.array.box.accepts([0, p]), 0, length)
             notes = (f"positions from {last + 1} on are rejected: {str(refused)[:160]}",)
@@ -92,9 +94,10 @@ def _find_substitute(rotation: ArrayRotation) -> str | None:
     def is_right(position: int) -> bool:
         return bool(rotation.measure(np.array([0.0, position]))[1][1].max() < _WRONG)
 
+    most = int(min(_LARGEST, rotation.array.box.limit))
     try:
-        limit = 1 + find_last(is_right, 0, _LARGEST)
-        large = np.array([limit, limit + 1, limit + 77, _LARGEST - 1], float)
+        limit = 1 + find_last(is_right, 0, most)
+        large = np.array([limit, limit + 1, min(limit + 77, most - 1), most - 1], float)
         turns, _ = rotation.measure(large)
     except CallRefused:
         return None

@@ -58,7 +58,7 @@ def find_length_dependence(array: RotatedArray) -> LengthDependence | None:
         def is_short(n: int, length: LengthDependence = length) -> bool:
             return bool(np.abs(length.read(array, _FEW, n) - short).max() <= _SAME)
 
-        most = array.box.max_tokens if quantity == _TOKENS else math.inf
+        most = max(array.box.count_affordable(), least + 1) if quantity == _TOKENS else math.inf
         for longest in (int(min(n, most)) for n in (largest, largest // 32, largest // 256)):
             try:
                 if is_short(longest):

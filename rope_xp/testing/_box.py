@@ -4,7 +4,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,10 @@ class CallRefused(Exception):  # noqa: N818  # no error yet: another way to call
     """A function did not take its arguments."""
 
 
+class BeyondLimit(CallRefused):
+    """Positions are larger than the function may be called with."""
+
+
 class OutOfTimeError(RopeError):
     """The time for calls is spent."""
 
@@ -62,12 +66,25 @@ class BlackBox:
     norm: Norm | None = None  # that the function applies before the rotation
     slots: bool = False  # whether it writes k to slots of a cache, its last two arguments
     max_tokens: float = math.inf  # of a call
-    deadline: float = math.inf  # of time.monotonic, after which no call begins
+    limit: float = math.inf  # of positions, such as the rows of a table that a kernel reads
+    deadline: float = math.inf  # of time.monotonic, by which calls end
+    spent: list[float] = field(default_factory=lambda: [0.0, 0.0])  # seconds, and vectors so far
 
     @property
     def eps(self) -> float:
         """Half a unit in the last place of 1."""
         return _EPS[self.dtype]
+
+    @property
+    def pace(self) -> float:
+        """Seconds that a vector of head_dim has taken so far."""
+        seconds, vectors = self.spent
+        return seconds / max(vectors, 1.0)
+
+    def count_affordable(self) -> int:
+        """Return the tokens of a call that takes a tenth of the time that is left, at most."""
+        vectors = 0.1 * (self.deadline - time.monotonic()) / max(self.pace, 1e-9)
+        return int(min(vectors / (self.heads * len(self.names)), self.max_tokens, 1 << 30))
 
     def rotate(self, vectors: Floats, positions: ArrayLike) -> list[Floats]:
         """Return vectors, (n, heads, head_dim), rotated at each position, n batch entries."""
@@ -94,8 +111,20 @@ class BlackBox:
         self, arguments: list[Array], positions: ArrayLike
     ) -> tuple[tuple[Array, ...], list[Floats]]:
         """Return the function's results, and their values; raise CallRefused if that fails."""
-        if time.monotonic() > self.deadline:
+        if np.max(positions, initial=0) >= self.limit:
+            raise BeyondLimit(f"it may be called with positions below {self.limit} alone")
+        start, size = time.monotonic(), sum(math.prod(x.shape) for x in arguments) // self.head_dim
+        if start + self.pace * size > self.deadline:
             raise OutOfTimeError("no answer within the given seconds; pass more, or fewer heads")
+        try:
+            return self._call(arguments, positions)
+        finally:
+            self.spent[0] += time.monotonic() - start
+            self.spent[1] += size
+
+    def _call(
+        self, arguments: list[Array], positions: ArrayLike
+    ) -> tuple[tuple[Array, ...], list[Floats]]:
         p = np.asarray(positions)  # (tokens,), (components, tokens) or (components, batch, tokens)
         p = p if p.ndim > 2 else p[..., None, :]
         batch = arguments[0].shape[self.axes.index("b")]

@@ -8,6 +8,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from rope_xp._core import numbers
 from rope_xp._core.errors import RopeError
 from rope_xp._core.typing import Array
@@ -22,6 +24,8 @@ from rope_xp.testing._pairs import RotatedArray, find_rotated_arrays
 
 _FEWEST = 32
 """Tokens of the calls that no check can do without."""
+LEAST = 8
+"""Positions from 0 that it needs."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,8 @@ class Identified:
         The RoPE that the function computes, apart from its ``faults``.
     error : dict of int to float
         The largest error of cos and sin below positions 128, 4096, 131072 and 1048576, without
-        faults of sign and offset; inf if the function rejects such positions.
+        faults of sign and offset; inf if the function rejects such positions. Those that a
+        convention's table does not reach are missing.
     passes : int, optional
         The first tested position with an error above 1e-2; None if there is none.
     frequencies : tuple of float, length r/2
@@ -121,6 +126,7 @@ def identify(
     """
     most, deadline = read_limits(max_tokens, seconds)
     limits: dict[str, Any] = {"max_tokens": most, "deadline": deadline}
+    limits["limit"] = getattr(function, "rope_xp_limit", math.inf)  # of a convention's table
     shape = head_dim, axes, tables, like, heads
     box = open_box(function, *shape, components, **limits)
     try:
@@ -154,7 +160,7 @@ def _identify_box(box: BlackBox) -> Identified:
     arrays = find_rotated_arrays(box)
     rotated = [array for array in arrays if array]
     if not rotated:
-        raise RopeError("function rotates nothing: at every position it returns its argument")
+        raise RopeError(_explain_rest(box))
     rotated = [array for array in rotated if array.name != "v"] or rotated
     first, *others = rotations = [_identify_array(array) for array in rotated]
     accuracy = measure_accuracy(first)
@@ -190,6 +196,17 @@ def _identify_box(box: BlackBox) -> Identified:
         (*first.notes, *accuracy.notes, *rejected),
         tuple(dict.fromkeys(faults)),
     )
+
+
+def _explain_rest(box: BlackBox) -> str:
+    """Return why a function does not rotate tokens whose call begins with position 0."""
+    x = np.random.default_rng(0).standard_normal((1, box.heads, box.head_dim))
+    alone, together = (np.stack(box.rotate(x, p)) for p in ([7], [7, 2, 1, 0]))
+    if np.abs(alone - x[:, :, None]).max() < 1e-4:
+        return "function rotates nothing: at every position it returns its argument"
+    if np.abs(together - alone).max() < 1e-4:
+        return "function rotates all tokens of a call by the position of the first one"
+    return "function rotates a token by another one's position"
 
 
 def _identify_array(array: RotatedArray) -> ArrayRotation:

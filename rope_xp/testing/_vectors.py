@@ -29,6 +29,8 @@ Tensors = dict[str, NDArray[Any]]
 _MULTIPLIERS = [np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)]
 _MOST_KINDS = 64
 _TEXT = ([0, 1, 2], [6, 7])
+_SMALL = 2.0**-10
+"""The size of one token that is normalized: it makes eps count."""
 _DTYPES = {"float32": "F32", "float64": "F64", "int64": "I64", "uint16": "BF16"}
 _CONVENTIONS = (
     "q, k: (batch, tokens, heads, head_dim), packed (tokens, heads, head_dim); positions: (batch, "
@@ -168,6 +170,8 @@ def _build_kind(name: str, layer: LayerPlan) -> Tensors:
         for i, array in enumerate("qk"):
             shape = (*positions.shape[axes is not None :], heads[array], head_dim)
             x = _make_input(shape, 2 * n + i)
+            if norm is not None and case == "prefill":
+                x[:, 1] *= _SMALL
             own[array] = x.astype(np.float32)
             results = {"rotated": _rotate(x, turns, pairs)}
             if norm is not None and array in norm.arrays:

@@ -83,7 +83,7 @@ def test_function_that_cannot_be_called_is_told_of_by_its_first_error(name, advi
     status, _, error = run_check(capsys, f"rotates_by_hand:{name}", "--axes", "bshd")
     arrays = "q, k" if name == "rotate" else "x"
     start = f"check: could not call {name} with {arrays} of shape (b, s, h, 128); "
-    assert status == 1
+    assert status == 2
     assert error.startswith(start[:-2])
     assert "first error: " in error
     assert advice in error
@@ -162,17 +162,17 @@ def test_target_that_ends_the_program_is_no_pass(target, tmp_path, capsys):
 )
 def test_target_that_is_none_is_an_error(target, message, capsys):
     status, _, error = run_check(capsys, target)
-    assert status == 1
+    assert status == 2
     assert message in error
 
 
 def test_options_for_another_kind_of_target_are_refused(tmp_path: Path, capsys) -> None:
     function, folder = "rotates_by_hand:rotate", write_config(tmp_path, LLAMA)
     status, out, error = run_check(capsys, function, "--layout", "half", "--weights")
-    assert (status, out) == (1, "")
+    assert (status, out) == (2, "")
     assert f"--weights, --layout: for a model; {function} is a function" in error
     status, out, error = run_check(capsys, folder, "--axes", "bshd", "--head-dim", "128")
-    assert (status, out) == (1, "")
+    assert (status, out) == (2, "")
     assert f"--head-dim, --axes: for a function; {folder} is a model" in error
     layout = ["--head-dim", "32", "--config", folder, "--layout", "half"]
     assert run_check(capsys, function, *layout)[2] == ""

@@ -59,7 +59,7 @@ def test_check_weights_reads_safetensors_in_the_folder_alone(name, tmp_path, cap
         shard.unlink()
     status, _, error = run_check(capsys, folder)
     message = f"has no *.safetensors file {name!r}; --weights reads no other format"
-    assert (status, message in error) == (1, True)
+    assert (status, message in error) == (2, True)
 
 
 def test_check_weights_runs_no_code_or_kernel_that_a_configuration_names(tmp_path, capsys):
@@ -73,7 +73,7 @@ def test_check_weights_runs_no_code_or_kernel_that_a_configuration_names(tmp_pat
     assert run_check(capsys, folder)[0] == 0
     save(tmp_path, model_type="somebody")
     status, _, error = run_check(capsys, folder, "--layout", "half")
-    assert (status, "--weights runs no code of a model" in error) == (1, True)
+    assert (status, "--weights runs no code of a model" in error) == (2, True)
 
 
 @pytest.mark.parametrize("event", ["socket.connect", "open"])
@@ -97,5 +97,5 @@ def test_check_weights_refuses_a_model_that_uses_network_or_pickles(event, tmp_p
 
 def test_check_weights_escapes_values_that_transformers_rejects(tmp_path, capsys):
     status, out, error = run_check(capsys, save(tmp_path, vocab_size="\x1b[2J"))
-    assert (status, "\x1b" in out + error) == (1, False)
+    assert (status, "\x1b" in out + error) == (2, False)
     assert f"check: {tmp_path}: transformers cannot load it: " in error

@@ -71,7 +71,7 @@ def test_from_hf_config_of_a_flat_whole_model_reads_the_text():
         ),
         (
             {"rope_parameters": {"rope_type": "default", "rope_theta": None}, "rope_theta": 5e5},
-            "rope_parameters.rope_theta is null, and rope_theta = 500000.0 at top level is not read",
+            "rope_theta is null, and rope_theta = 500000.0 at top level is not read",
         ),
         (
             {

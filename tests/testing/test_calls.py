@@ -117,6 +117,19 @@ def test_a_slow_function_ends_in_time() -> None:
         identify(function, HEAD_DIM, seconds=0.05)
 
 
+def test_seconds_leave_time_for_the_cause() -> None:
+    """No call takes more than a tenth of them, but what all causes need."""
+
+    def function(q: Any, k: Any, positions: Any) -> Any:
+        time.sleep(1e-3 * q.shape[0] * q.shape[2])
+        return rotate(q, k, -positions)
+
+    start = time.monotonic()
+    with pytest.raises(AssertionError, match="turns by the negative angle"):
+        assert_rotates(function, ROPE, HEAD_DIM, seconds=6.0)
+    assert time.monotonic() - start < 6.5
+
+
 def test_slots_of_a_cache_are_read() -> None:
     def function(q: Any, k: Any, positions: Any, k_cache: Any, slots: Any) -> Any:
         slots = slots.reshape(len(k), -1)

@@ -107,6 +107,29 @@ def test_norms_are_those_of_torch(kind: Any, over: Any, after: bool) -> None:
         torch.testing.assert_close(theirs.double(), expected, atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize("over", ["head", "all heads"])
+@pytest.mark.parametrize(
+    ("fault", "root"),
+    [
+        ("none", lambda m: np.sqrt(m + 1e-6)),
+        ("eps is forgotten", np.sqrt),
+        ("eps is outside the root", lambda m: np.sqrt(m) + 1e-6),
+        ("eps is 1e-5", lambda m: np.sqrt(m + 1e-5)),
+    ],
+)
+def test_vectors_show_a_wrong_eps(over: Any, fault: str, root: Any) -> None:
+    tensors = vectors([make_layer(norm=NormPlan(eps=1e-6, over=over))]).tensors
+    x, weight, y = (
+        np.asarray(tensors[f"attention/{name}"], np.float64)
+        for name in ("prefill/q", "q_weight", "prefill/q_normalized_rotated")
+    )
+    axes = (-2, -1) if over == "all heads" else -1
+    mean = np.square(x).mean(axes, keepdims=True)
+    normalized = x / root(mean) * weight.reshape(-1, x.shape[-1])
+    off = np.abs(RoPE(layout="half").rotate(normalized, np.arange(7)) - y).max()
+    assert (off > tensors["attention/tolerance"][0]) == (fault != "none")
+
+
 def test_one_array_has_the_norm() -> None:
     norm = NormPlan(eps=1e-6, arrays=("k",), weighted=())
     names = {key.split("/")[-1] for key in vectors([make_layer(norm=norm)]).tensors}

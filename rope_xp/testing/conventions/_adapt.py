@@ -1,5 +1,6 @@
 """What conventions share: arrays of a kernel's library, tables, and what an engine cannot do."""
 
+import math
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -15,7 +16,7 @@ from rope_xp.testing._compare import fix_length
 
 Positions = NDArray[np.int64]
 LENGTH = 131_072
-"""Rows of tables: positions beyond are rejected, as engines reject them."""
+"""Rows of tables: no kernel is called with positions beyond, which it would read behind them."""
 _SWAPS = {"bshd": (0, 0), "nhd": (0, 0), "bhsd": (1, 2), "sbhd": (0, 1)}
 """The axes of (batch, tokens, heads, head_dim) that a view swaps for a kernel."""
 
@@ -40,8 +41,12 @@ def adapt(
     rotate: Callable[..., Any],
     axes: str = "bshd",
     to: Callable[[Array], Array] = to_torch,
+    *,
+    limit: float = math.inf,
 ) -> Function:
     """Return function(q, k, positions) around rotate(q, k, p), of arrays with these axes.
+
+    ``limit`` is the rows of tables that the kernel reads, beyond which it may not be called.
 
     n is batch and tokens; results may then have other axes with their numbers in this order. p is
     of numpy, (batch, tokens), with a leading axis if the rope has components.
@@ -61,6 +66,7 @@ def adapt(
         return [np.array(y) for y in results] if isinstance(q, np.ndarray) else results
 
     function.__name__ = getattr(kernel, "__name__", type(kernel).__name__)
+    vars(function)["rope_xp_limit"] = limit
     return function
 
 

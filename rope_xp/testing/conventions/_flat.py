@@ -11,6 +11,7 @@ from rope_xp.rope import RoPE
 from rope_xp.scaling import Linear, Llama3
 from rope_xp.testing._box import Function
 from rope_xp.testing.conventions._adapt import (
+    LENGTH,
     Positions,
     adapt,
     check,
@@ -52,7 +53,7 @@ def vllm(kernel: Function, rope: RoPE, head_dim: int, *, norm: QKNorm | None = N
         kernel(p, *flat, head_dim, table, is_neox)
         return flat
 
-    return adapt(kernel, rope, rotate, "nhd")
+    return adapt(kernel, rope, rotate, "nhd", limit=LENGTH)
 
 
 def sglang(kernel: Function, rope: RoPE, head_dim: int, *, slots: bool = False) -> Function:
@@ -77,7 +78,7 @@ def sglang(kernel: Function, rope: RoPE, head_dim: int, *, slots: bool = False) 
         kernel(q, k, k.clone(), *caches, table, p, out_loc, **options)
         return q, caches[0].view_as(k_cache)
 
-    return adapt(kernel, rope, rotate, "nhd")
+    return adapt(kernel, rope, rotate, "nhd", limit=LENGTH)
 
 
 def flashinfer(kernel: Function, rope: RoPE, head_dim: int, *, ragged: bool = False) -> Function:

@@ -10,7 +10,14 @@ from typing import Any
 from rope_xp._core.typing import Array
 from rope_xp.rope import RoPE
 from rope_xp.testing._box import Function
-from rope_xp.testing.conventions._adapt import Positions, adapt, check, find_runs, get_tables
+from rope_xp.testing.conventions._adapt import (
+    LENGTH,
+    Positions,
+    adapt,
+    check,
+    find_runs,
+    get_tables,
+)
 
 
 def flash_attn(kernel: Function, rope: RoPE, head_dim: int) -> Function:
@@ -75,4 +82,4 @@ def _adapt_sequences(kernel: Function, rope: RoPE, rotate: Function) -> Function
         packed = (rotate(x.flatten(0, 1), starts, bounds) for x in (q, k))
         return [y.reshape(x.shape) for x, y in zip((q, k), packed, strict=True)]
 
-    return adapt(kernel, rope, of_pair)
+    return adapt(kernel, rope, of_pair, limit=LENGTH)

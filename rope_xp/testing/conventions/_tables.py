@@ -90,4 +90,4 @@ def onnx(kernel: Function, rope: RoPE, head_dim: int) -> Function:
     def rotate(q: Array, k: Array, p: Positions) -> Any:
         return [kernel(x, *tables, p, **options) for x in (q, k)]
 
-    return adapt(kernel, rope, rotate, "bhsd", np.array)
+    return adapt(kernel, rope, rotate, "bhsd", np.array, limit=LENGTH)
