@@ -76,6 +76,10 @@ class Mlx(Backend):
     def cumulative_sum(self, x: mx.array, axis: int) -> mx.array:
         return mx.cumsum(x, axis=axis)
 
+    def take_rows(self, table: mx.array, indices: mx.array) -> mx.array:
+        """Stop derivatives at indices, where those of mlx are an error."""
+        return super().take_rows(table, mx.stop_gradient(indices))  # type: ignore[no-any-return]  # as table
+
     def stop_gradient(self, x: mx.array) -> mx.array:
         return mx.stop_gradient(x)
 

@@ -41,6 +41,9 @@ class Ndonnx(Backend):
     def asarray(self, host: np.ndarray, device: None) -> ndonnx.Array:
         return ndonnx.asarray(host)
 
+    def slots_refusal(self, x: ndonnx.Array, axis: int) -> str | None:
+        return "is not for graphs of ndonnx; rotate k, and write it by ONNX's TensorScatter"
+
     def axis_length(self, x: ndonnx.Array, axis: int) -> ndonnx.Array:
         return x.dynamic_shape[axis]
 

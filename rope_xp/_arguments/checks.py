@@ -32,7 +32,9 @@ def check_float(backend: Backend, argument: str, x: Array) -> str:
     if dtype not in FLOATS:
         check_readable(backend, argument, x)
         dtypes = ", ".join(sorted(FLOATS))
-        raise TypeError(f"{argument} is {describe(backend, x)}; convert it to one of {dtypes}")
+        small = ". 8 bits are not supported" if dtype.startswith("float8") else ""
+        given = describe(backend, x)
+        raise TypeError(f"{argument} is {given}; convert it to one of {dtypes}{small}")
     return dtype
 
 

@@ -65,7 +65,8 @@ def read_host(
         return host.astype(integer), None, get_position_range(0, 0)
     kind = host.dtype.kind
     if kind == "O" and not isinstance(positions, (list, tuple)):
-        raise wrong_dtype(argument, type(positions).__name__)
+        is_array = isinstance(positions, np.ndarray)
+        raise wrong_dtype(argument, "dtype object" if is_array else type(positions).__name__)
     if kind not in "iuf" and host.dtype.name != "bfloat16":
         raise wrong_dtype(argument, str(host.dtype))
     exact = host if kind in "iu" else host.astype(np.float64)
@@ -108,9 +109,12 @@ def wrong_dtype(argument: str, dtype: str) -> TypeError:
 def check_components(argument: str, shape: tuple[int, ...], components: int) -> None:
     """Check that positions have the leading axis for position_axes."""
     if not shape or shape[0] != components:
+        is_last = len(shape) > 1 and shape[-1] == components
         raise RopeError(
             f"{argument} has shape {shape}; position_axes names {components} components, so it "
             f"needs a leading axis of {components}: ({components}, batch..., tokens)"
+            + f". Pass moveaxis({argument}, -1, 0)"
+            * is_last
         )
 
 
@@ -149,5 +153,17 @@ def check_broadcast(
         lead = f"({components}, ...)" if components else "it"
         raise RopeError(
             f"{argument} has shape {shape}; {lead} must broadcast to (batch..., tokens) = {full}, "
-            f"batch first whatever axes says. Is axes right?{hint}"
+            f"batch first whatever axes says. {_advise(argument, shape, components, full)}{hint}"
         )
+
+
+def _advise(argument: str, shape: tuple[int, ...], components: int, full: tuple[int, ...]) -> str:
+    """Return what to do with positions whose axes do not broadcast."""
+    rows, (*batch, tokens) = shape[bool(components) :], full
+    if components and shape[-1] == components and can_broadcast(shape[:-1], full):
+        return f"Pass moveaxis({argument}, -1, 0)"
+    if rows == tuple(batch) and tokens == 1:
+        return f"Pass {argument}[..., None]"
+    if rows[-1] > tokens and can_broadcast((*rows[:-1], tokens), full):
+        return f"Pass those of the {tokens} tokens, such as {argument}[..., :{tokens}]"
+    return "Is axes right?"

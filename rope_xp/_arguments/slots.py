@@ -32,7 +32,7 @@ def move_slots(
     axis = parse_axes(axes, len(cache.shape), "x").tokens
     if not (out is cache and _are_few(backend, cache, slots, axis)):
         backend, _, _ = parse.check_arrays((cache,), axes)
-        _check_takes_slots(backend)
+        _check_takes_slots(backend, cache, axis)
         slots, on_host = _check_slots(backend, cache, slots, cache.shape[axis])
         check_out(backend, (cache,), out, [("slots", None if on_host else slots)])
         slots = backend.asarray(slots, backend.device(cache)) if on_host else slots
@@ -80,7 +80,7 @@ def rotate_into_slots(
     if slots is None:
         raise TypeError("cache_axes= names the axes of a cache, and needs slots= too")
     backend = find.require_backend(k, "k")
-    _check_takes_slots(backend)
+    _check_takes_slots(backend, k, -3)
     if not isinstance(out, (tuple, list)) or len(out) != 2:
         raise RopeError(f"slots= needs out=(q, k_cache), the cache of these slots; got {type(out)}")
     q_out, view = choose.run(add_slots(build(), slots, cache_axes, out))
@@ -101,6 +101,8 @@ def add_slots(call: Call, slots: Any, cache_axes: str | None, out: Any) -> Call:
     rows = tuple([k.shape[i] for i in where.batch_tokens])
     head = (1 if where.heads is None else k.shape[where.heads], k.shape[-1])
     view, of_sequences = _check_cache(backend, k, cache, cache_axes, math.prod(rows[:-1]), head)
+    _check_takes_slots(backend, k, where.tokens)
+    _check_takes_slots(backend, view, 1 if view.shape[0] > 1 else 0)
     limit = view.shape[1] * (1 if of_sequences else view.shape[0])
     slots, on_host = _check_slots(backend, cache, slots, limit, rows, of_sequences=of_sequences)
     if backend.out_refusal is None:
@@ -121,18 +123,21 @@ def add_slots(call: Call, slots: Any, cache_axes: str | None, out: Any) -> Call:
 how.builders["add_slots"] = add_slots
 
 
-def _check_takes_slots(backend: Backend) -> None:
-    """Reject arrays without operations, or in shards: slots are those of a whole cache."""
+def _check_takes_slots(backend: Backend, x: Array, axis: int) -> None:
+    """Check that slots along an axis, or tokens that go there, can be reached."""
+    reason = backend.slots_refusal(x, axis)
     if not backend.runs_portable:
-        raise RopeError(
-            f"slots= needs the operations of the array API standard, which {backend.name} arrays "
-            "do not have; rotate without slots=, and write the keys to the cache yourself"
+        reason = (
+            f"needs the operations of the array API standard, which {backend.name} arrays do not "
+            "have; rotate without slots=, and write the keys to the cache yourself"
         )
-    if backend.sharded_executor is not None:
-        raise RopeError(
-            f"slots= takes no {backend.name} arrays; pass the shards of this process instead, "
+    elif backend.sharded_executor is not None:  # slots are those of a whole cache
+        reason = (
+            f"takes no {backend.name} arrays; pass the shards of this process instead, "
             "x.to_local() of each array, with the positions and slots of these shards"
         )
+    if reason is not None:
+        raise RopeError(f"slots= {reason}")
 
 
 def _view_cache(
@@ -167,9 +172,12 @@ def _check_cache(
         view, _, of_sequences = _view_cache(backend, cache, axes)
     fits &= len(view.shape) == 4 and tuple(view.shape[-2:]) == head
     if not fits or owner.dtype_name(cache) != dtype or (of_sequences and view.shape[0] != batch):
+        small = owner.dtype_name(cache).startswith(("float8", "int8", "uint8"))
         raise RopeError(
             f"out[1] is {checks.describe(owner, cache)}; slots= needs a key cache like k, of "
             f"{backend.name} and {dtype}: {expected}"
+            + ". Caches of 8 bits are not supported: rotate k, and quantize it"
+            * small
         )
     return view, of_sequences
 

@@ -54,6 +54,10 @@ class Backend:
         """Return why arrays of this type cannot be taken, or None. Called once a type."""
         return None
 
+    def slots_refusal(self, x: Array, axis: int) -> str | None:
+        """Return why slots along an axis of x cannot be reached, to follow "slots=", or None."""
+        return None
+
     def rotate_by_rope(self, *call: Any) -> Any:
         """Run a call as it was written, or return None before anything is written.
 

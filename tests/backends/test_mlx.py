@@ -25,6 +25,23 @@ def test_gradients_equal_the_inverse_rotation(q):
         np.testing.assert_array_equal(turn(mx.array(q)), expected)
 
 
+def test_gradients_of_float_positions_are_those_of_the_formula(q):
+    at = np.array([0.25, 1.7, 2.1, 1000.5], np.float32)
+    x, w = q[0, :4].astype(np.float64), 1e4 ** (-np.arange(8) / 8)
+    square = x[..., :8] ** 2 + x[..., 8:] ** 2
+
+    def slope(p):  # of the product of x and x rotated by p
+        return -(square * np.sin(p[:, None, None].astype(np.float64) * w) * w).sum((1, 2))
+
+    keys, old = mx.array(q[0, :4]), mx.array(at)
+    for expected, function in (
+        (slope(at), lambda p: (ROPE.rotate(keys, p) * keys).sum()),
+        (slope(at - 3 * at), lambda p: (ROPE.rerotate(keys, 3 * old, p) * keys).sum()),
+        (-(np.sin(at[:, None] * w) * w).sum(1), lambda p: ROPE.cos_sin(p, 16)[0].sum()),
+    ):
+        np.testing.assert_allclose(mx.grad(function)(old), expected, rtol=1e-4, atol=1e-4)
+
+
 def test_vmapped_sequences_equal_a_batch(q):
     positions = np.arange(14).reshape(2, 7)
     got = mx.vmap(ROPE.rotate)(mx.array(q), mx.array(positions))

@@ -150,6 +150,8 @@ def test_bad_arguments_and_unknown_lengths_are_refused():
         (RopeError, "must broadcast", lambda: rotate(ndx.asarray(sample()), POSITIONS[:3])),
         (TypeError, "nfloat32", lambda: rotate(maybe)),
         (RopeError, "array to rotate has an axis of unknown length", lambda: rotate(head)),
+        (RopeError, "slots= is not for graphs", lambda: RoPE().apply(x, x, out=(x, x), slots=[1])),
+        (RopeError, "slots= is not for graphs", lambda: RoPE().rerotate(x, [1], [2], slots=[1])),
     ):
         with pytest.raises(error, match=message):
             call()

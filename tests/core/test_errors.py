@@ -105,6 +105,7 @@ class Noted(Constant):
 
 
 HALF, THREE = RoPE(layout="half"), RoPE(position_axes=(0, 1, 2, 2))
+TWO = RoPE(position_axes=(0, 1, 0, 1))
 ANGLES = RoPE().at(range(9), like=Q)
 COS = ANGLES.cos
 CHOICE, SLICE = (RoPE(rotary_dim=8), RoPE(rotary_dim=8, base=5e5)), RoPE(rotary_dim=4)
@@ -140,6 +141,10 @@ VALUES: list[Row] = [
     # Components of positions.
     ("needs a leading axis of 3", lambda: THREE.rotate(Q, 5)),
     (r"shape \(3, 8\); \(3, ...\) must broadcast", lambda: THREE.rotate(Q, np.zeros((3, 8)))),
+    (r"Pass moveaxis\(positions, -1, 0\)", lambda: THREE.rotate(Q, np.zeros((2, 9, 3)))),
+    (r"Pass moveaxis\(positions, -1, 0\)", lambda: TWO.rotate(Q, np.zeros((2, 9, 2)))),
+    (r"Pass those of the 9 tokens, .*\[..., :9\]", lambda: RoPE().rotate(Q, np.arange(12))),
+    (r"Pass positions\[..., None\]", lambda: RoPE().rotate(Q[:, :1], np.arange(2))),
     ("a single number for 9 tokens", lambda: THREE.rotate(Q, [1, 2, 3])),
     (r"leading axis of 3: \(3, batch..., tok", lambda: axial((4, 2, 2)).rotate(Q, np.arange(9))),
     # Rerotation.
@@ -213,7 +218,8 @@ TYPES: list[Row] = [
     ("q is .* dtype complex128", lambda: apply(Q.astype(complex), K)),
     ("q is a list; expected an array of numpy, torch", lambda: apply(Q.tolist(), K)),
     ("q is None; expected an array", lambda: apply(None, K)),
-    ("MaskedArray: its operators", lambda: apply(np.ma.masked_array(Q), K)),
+    ("positions must .*; got dtype object", lambda: apply(Q, K, np.arange(9).astype(object))),
+    (r"MaskedArray: its operators .*; pass filled\(0\)", lambda: apply(np.ma.masked_array(Q), K)),
     ("matrix: its operators", lambda: apply(Q[0, :, 0].view(np.matrix), K[0, :, 0])),
     (r"got an array, ndarray of shape \(9, 4\).*apply_tables", lambda: apply(Q, K, COS, COS)),
     ("to must be a rope_xp.RoPE", lambda: HALF.rerotate(Q, None, None, to="half")),

@@ -69,6 +69,7 @@ SIGNATURES = {
     "scaling.RIFLEx": "k, length, scaling=None, axis=0, share=0.9",
     "from_hf_config": "config, *, layout=None",
     "plan": "config, *, layout=None",
+    "to_hf_config": "rope, config",
     "scaling.inverse_frequencies": "base, rotary_dim",
 }
 
@@ -87,7 +88,7 @@ def test_signatures_are_those_agreed(name):
 NAMES = """
 Angles Choice Explanation LayerPlan MissingBackendError QKNorm RoPE RopeConfigError RopeError apply
 apply_angles apply_frequencies apply_tables clear_caches cumulative_angles explain from_hf_config
-permute_weights plan scaling use_path
+permute_weights plan scaling to_hf_config use_path
 """
 MODULES = "angles backend choice hf integrations layers norm onnx papers positions rope testing"
 MEMBERS = """

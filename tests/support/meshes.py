@@ -90,6 +90,44 @@ def context_parallel():
     yield "zigzag: nothing moves", not collectives(zigzag, x, at)
 
 
+def caches(kind):
+    """Keys into slots of sharded caches: those whose slots are not split take them."""
+    rope, ring = (
+        RoPE(layout="half"),
+        Mesh(np.array(jax.devices()[:2]), ("b",), axis_types=(AxisType[kind],)),
+    )
+    x, slots = Q[:2, :4, :2], np.array([[0, 1, 2, 3], [8, 9, 10, -1]])
+    for axes, shape, numbers in (
+        ("bshd", (2, 8, 2, HEAD_DIM), slots % 8),
+        (None, (16, 2, HEAD_DIM), slots),
+        (None, (4, 4, 2, HEAD_DIM), slots),
+    ):
+        right = np.zeros(shape, np.float32)
+        write = partial(rope.apply, slots=numbers, cache_axes=axes)
+        by_numpy(partial(write, x, x, np.arange(4), out=(None, right)))
+        slots_at = len(shape) - 3
+        for at in range(len(shape) - 1):
+            k, cache = (
+                jax.device_put(y, NamedSharding(ring, spec))
+                for y, spec in (
+                    (x, P("b")),
+                    (np.zeros(shape, np.float32), P(*[None] * at, "b")),
+                )
+            )
+            name = f"cache {shape} split at {at}"
+            for how in (lambda f: f, jax.jit):
+                function = how(lambda k, c, w=write: w(k, k, jnp.arange(4), out=(None, c))[1])
+                try:
+                    found = function(k, cache)
+                except rope_xp.RopeError as error:
+                    refused = kind == "Explicit" and at == slots_at > 0
+                    yield f"{name}: {error}", refused and "slots that are not sharded" in str(error)
+                else:
+                    yield f"{name}: values", np.allclose(found, right, rtol=0, atol=CLOSE)
+                    same = found.sharding.is_equivalent_to(cache.sharding, len(shape))
+                    yield f"{name}: sharding", same or kind == "Auto"
+
+
 def split_heads():
     """head_dim over devices: right, at a price."""
     ring = Mesh(np.array(jax.devices()), ("d",), axis_types=(AxisType.Auto,))
@@ -103,7 +141,7 @@ def split_heads():
 def main(path, kind):
     """Print which cases of half heads fail, and how many cases there are."""
     with rope_xp.use_path(path):
-        cases = [*sharded(kind), *context_parallel(), *split_heads()]
+        cases = [*sharded(kind), *caches(kind), *context_parallel(), *split_heads()]
     for name, holds in cases:
         if not holds:
             print(f"{name} does not hold")

@@ -72,11 +72,9 @@ class Jax(Backend):
         Explicit sharding is that of the indices.
         """
         options: dict[str, Any] = {}
-        if hasattr(jax, "typeof"):  # jax >= 0.5.3 has explicit sharding
-            sharding = jax.typeof(indices).sharding
-            if jax.sharding.AxisType.Explicit in (sharding.mesh.axis_types or ()):
-                spec = PartitionSpec(*sharding.spec, None)  # type: ignore[no-untyped-call]  # in jax
-                options = {"out_sharding": NamedSharding(sharding.mesh, spec)}
+        if (sharding := _find_explicit_sharding(indices)) is not None:
+            spec = PartitionSpec(*sharding.spec, None)  # type: ignore[no-untyped-call]  # in jax
+            options = {"out_sharding": NamedSharding(sharding.mesh, spec)}
         return jnp.asarray(table).at[indices].get(mode="promise_in_bounds", **options)
 
     def materialize(self, cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -107,12 +105,30 @@ class Jax(Backend):
         """Return whether jax_enable_x64 is set."""
         return bool(jax.dtypes.canonicalize_dtype(np.float64) == np.float64)
 
+    def slots_refusal(self, x: jax.Array, axis: int) -> str | None:
+        sharding = _find_explicit_sharding(x)
+        if sharding is None or x.ndim < 1 or sharding.spec[axis] is None:
+            return None
+        return (
+            "needs tokens and slots that are not sharded, on a mesh with explicit axes; shard "
+            "batch, pages or heads, or write inside jax.shard_map"
+        )
+
     def replace_slots(
         self, x: jax.Array, axis: int, slots: jax.Array, values: jax.Array
     ) -> jax.Array:
         """Scatter, in place where x is donated to jit."""
-        slots = jnp.where(slots < 0, x.shape[axis], slots)  # negative ones would count from the end
-        return x.at[(*(slice(None),) * axis, slots)].set(values, mode="drop")
+
+        def scatter(x: jax.Array, slots: jax.Array, values: jax.Array) -> jax.Array:
+            slots = jnp.where(slots < 0, x.shape[axis], slots)  # they would count from the end
+            return x.at[(*(slice(None),) * axis, slots)].set(values, mode="drop")
+
+        sharding = _find_explicit_sharding(x, slots, values)
+        if sharding is None:
+            return scatter(x, slots, values)
+        # Slots may lie in any shard, so no axis of a scatter has a sharding of its own.
+        scatter = jax.sharding.auto_axes(scatter, out_sharding=sharding)
+        return scatter(x, slots, values)
 
     def tables(self, table_key: TableKey, like: jax.Array) -> DigitTables:
         """Return numpy tables to a trace, as constants, else arrays."""
@@ -126,6 +142,17 @@ class Jax(Backend):
         # Tracers of another trace in progress must not get into the cache.
         with jax.ensure_compile_time_eval():
             return super().tables(table_key, like)
+
+
+def _find_explicit_sharding(*arrays: jax.Array) -> Any:
+    """Return the sharding of the first array if any lies on a mesh with explicit axes, or None."""
+    if not hasattr(jax, "typeof"):  # jax >= 0.5.3 has explicit sharding
+        return None
+    shardings = [jax.typeof(x).sharding for x in arrays]
+    explicit = jax.sharding.AxisType.Explicit
+    if not any(explicit in (sharding.mesh.axis_types or ()) for sharding in shardings):
+        return None
+    return shardings[0]
 
 
 @cached(8)

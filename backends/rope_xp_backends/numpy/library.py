@@ -47,7 +47,9 @@ class Numpy(Backend):
     def refusal(self, x: np.ndarray) -> str | None:
         """Reject matrices and masked arrays, whose ``*`` differs."""
         masked = sys.modules.get("numpy.ma")  # which takes as long to import as the first call
-        if isinstance(x, np.matrix) or (masked and isinstance(x, masked.MaskedArray)):
+        if masked and isinstance(x, masked.MaskedArray):
+            return "its operators are not those of an ndarray; pass filled(0) of it"
+        if isinstance(x, np.matrix):
             return "its operators are not those of an ndarray; pass numpy.asarray of it"
         return None
 

@@ -66,10 +66,11 @@ class Torch(Backend):
         return NAMES.get(x.dtype) or str(x.dtype).removeprefix("torch.")
 
     def unreadable_reason(self, x: torch.Tensor) -> str | None:
+        if x.is_nested and x.layout is torch.jagged:
+            packed = "its values(), at positions.packed of its offsets()"
+            return f"a nested tensor, and dense ones are taken; rotate {packed}"
         if x.is_nested:
-            return (
-                "a nested tensor, and dense ones are taken; give those in it, one by one, or padded"
-            )
+            return "a nested tensor, and dense ones are taken; rotate those in it, or padded ones"
         if x.layout is not torch.strided:
             return f"a tensor of layout {x.layout}, and dense ones are taken; pass x.to_dense()"
         return None
