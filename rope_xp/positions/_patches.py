@@ -200,9 +200,10 @@ def mrope_from_ids(
     *,
     cu_seqlens: Any = None,
     segments: Any = None,
+    deltas: bool = False,
     xp: Namespace | None = None,
     device: Device | None = None,
-) -> Array:
+) -> Array | tuple[Array, Array]:
     """Return the time, height and width of tokens, from the output of a processor.
 
     Equal to ``get_rope_index`` of transformers 5 for all models that have it: the Qwen-VL,
@@ -229,6 +230,8 @@ def mrope_from_ids(
         gets the positions that it has alone; ``images_per_sample`` counts those of each.
     segments : array or sequence, like ids, optional
         In host memory: the same, by a number for each sequence, as in :func:`from_segments`.
+    deltas : bool, default False
+        Whether to return them, too.
     xp, device
         As for :func:`video`.
 
@@ -239,6 +242,9 @@ def mrope_from_ids(
         Qwen3-Omni, whose frames may have fractional positions. The next token of a sequence has
         its largest position plus one. HunYuan-VL has as many components as ``mrope_section``:
         (width, height, image) or (token, width, height, image).
+    deltas : array, (batch,), (sequences,) or ()
+        With ``deltas=True``: of each sequence, its next position minus the number of its tokens
+        without padding. A text token behind n others has position n + delta in all components.
 
     Examples
     --------
@@ -252,4 +258,5 @@ def mrope_from_ids(
     from rope_xp.positions import _rope_index  # few programs need it
 
     found = _rope_index.get_rope_index(ids, grids, config, cu_seqlens, segments)
-    return values.to_library(found, xp, device)
+    at, counted = (values.to_library(x, xp, device) for x in found)
+    return (at, counted) if deltas else at

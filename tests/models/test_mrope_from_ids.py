@@ -50,10 +50,14 @@ def compare(model, ids, inputs, types=None, **theirs):
     get_rope_index, config = model
     typed = {} if types is None else {"mm_token_type_ids": torch.as_tensor(types)}
     theirs = {k: v for k, v in inputs.items() if k != "second_per_grid_ts"} | typed | theirs
-    expected, _ = get_rope_index(torch.tensor(ids), **theirs)
+    expected, counted = get_rope_index(torch.tensor(ids), **theirs)
     for more, keys in (({}, config), (typed, config.to_dict())):
-        result = positions.mrope_from_ids(torch.tensor(ids), inputs | more, keys)
+        result, deltas = positions.mrope_from_ids(
+            torch.tensor(ids), inputs | more, keys, deltas=True
+        )
         np.testing.assert_array_equal(result, expected.numpy())
+        if config.model_type != "glm_image":  # which goes on with an image, and has no delta
+            np.testing.assert_array_equal(deltas, counted.numpy().reshape(-1))
     compare_packed(ids, inputs | typed, config, expected.numpy())
     return expected
 
@@ -401,6 +405,31 @@ def test_mrope_from_ids_refuses_segments_that_do_not_fit():
         positions.mrope_from_ids(ids, {"attention_mask": [[1, 1, 2]]}, QWEN)
     padded = positions.mrope_from_ids([[1, 1, 1, 0]], {}, QWEN, segments=[[4, 7, 7, 0]])
     assert padded.tolist() == [[[0, 0, 1, 0]]] * 3
+
+
+def test_deltas_carry_positions_over_chunks_merged_batches_and_drafts():
+    """Beside whole prompts with the tokens that are generated."""
+    prompts = [[5, 9, 9, 6], [7, *[9] * 6, 5, 5]]
+    grids = [[[1, 2, 4]], [[1, 4, 6]]]
+    whole = [
+        positions.mrope_from_ids(prompt + [5] * 7, {"image_grid_thw": grid}, QWEN)
+        for prompt, grid in zip(prompts, grids, strict=True)
+    ]
+    requests = []
+    for prompt, grid, right in zip(prompts, grids, whole, strict=True):
+        at, delta = positions.mrope_from_ids(prompt, {"image_grid_thw": grid}, QWEN, deltas=True)
+        for first in range(0, len(prompt), 3):  # in chunks
+            np.testing.assert_array_equal(
+                at[:, first : first + 3], right[:, : len(prompt)][:, first : first + 3]
+            )
+        requests.append((len(prompt), int(delta)))
+    lengths, deltas = map(np.array, zip(*requests, strict=True))  # merged into one batch
+    for drafted, accepted in ((1, 1), (4, 2), (3, 3)):
+        new = positions.offsets(lengths + deltas, new_tokens=drafted)
+        for i, right in enumerate(whole):
+            span = right[:, lengths[i] : lengths[i] + drafted]
+            np.testing.assert_array_equal(np.broadcast_to(new[i], span.shape), span)
+        lengths = lengths + accepted
 
 
 def test_images_at_the_seam_of_packed_sequences_belong_to_their_own():

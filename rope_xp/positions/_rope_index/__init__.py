@@ -23,8 +23,8 @@ def get_rope_index(
     config: object,
     cu_seqlens: Any = None,
     segments: Any = None,
-) -> np.ndarray:
-    """Return positions as :func:`rope_xp.positions.mrope_from_ids` describes them."""
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return positions and deltas as :func:`rope_xp.positions.mrope_from_ids` describes them."""
     name, keys = find_model(config)
     token_ids = to_host("ids", ids)
     shape = token_ids.shape
@@ -55,13 +55,15 @@ def get_rope_index(
             f"{types.shape} and {mask.shape}"
         )
     positions = np.full((indexer.components, *shape), indexer.padding, indexer.dtype)
+    deltas: np.ndarray = np.zeros(len(rows), indexer.dtype)
     for i, row in enumerate(rows):
         tokens = mask[row]
         row_positions = indexer.index_row(i, token_ids[row][tokens], types[row][tokens])
         positions[:, *row][:, tokens] = row_positions
+        deltas[i] = row_positions.max(initial=-1) + 1 - row_positions.shape[1]
     for queue in indexer.queues:
         queue.check_all_taken()
-    return positions
+    return positions, deltas if is_packed else deltas.reshape(shape[:-1])
 
 
 def _split_runs(shape: tuple[int, ...], segments: Any) -> list[tuple[int | slice, ...]]:
