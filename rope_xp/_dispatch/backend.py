@@ -10,6 +10,7 @@ import numpy as np
 from rope_xp._core.caches import cached_tables
 from rope_xp._core.call import LIMIT, TableLookup
 from rope_xp._core.dtypes import numpy_name
+from rope_xp._core.errors import RopeError
 from rope_xp._core.memory import Memory
 from rope_xp._core.path import Path, ShardedExecutor
 from rope_xp._core.tables import DigitTables, TableKey
@@ -142,6 +143,8 @@ class Backend:
 
     def arange(self, n: int, device: Device) -> Array:
         """Return the integers 0 to n - 1."""
+        if not self.runs_portable:  # whose devices xp may not know
+            return self.asarray(np.arange(n, dtype=np.int32), device)
         return self.xp.arange(n, dtype=self.xp.int32, device=device)
 
     def integers(self, positions: Array) -> Array:
@@ -261,4 +264,10 @@ def _tables_on_device(key: tuple[Backend, TableKey, Hashable]) -> DigitTables:
 def put_tables(backend: Backend, table_key: TableKey, device: Device) -> DigitTables:
     """Return new digit tables of a rope on a device."""
     tables = host_tables(table_key)
-    return DigitTables(*(None if x is None else backend.asarray(x, device) for x in tables))
+    put = [None if x is None else backend.asarray(x, device) for x in tables]
+    if not backend.runs_portable and backend.recognises(put[0]):
+        raise RopeError(
+            f"asarray of the backend {backend.name} returns its own arrays, which operations of "
+            "its xp do not take; return arrays of xp, as runs_portable is False"
+        )
+    return DigitTables(*put)

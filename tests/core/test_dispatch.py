@@ -285,6 +285,19 @@ def test_a_registered_backend_takes_its_arrays(monkeypatch):
 
 
 @pytest.mark.usefixtures("fresh")
+def test_a_registered_backend_may_have_devices_that_its_xp_does_not_know(monkeypatch):
+    announce(monkeypatch, "toy_backend")
+    monkeypatch.setattr(toy_backend.Toylib, "device", lambda *_: "box:0")
+    x = toy_backend.Array(X)
+    np.testing.assert_array_equal(rope_xp.RoPE().rotate(x).data, rope_xp.RoPE().rotate(X))
+    rope_xp.clear_caches()
+    monkeypatch.setattr(toy_backend.Toylib, "asarray", lambda _, host, __: toy_backend.Array(host))
+    with pytest.raises(RopeError, match="asarray of the backend toylib returns its own arrays"):
+        rope_xp.RoPE().rotate(x, [1] * X.shape[-3])
+    rope_xp.clear_caches()
+
+
+@pytest.mark.usefixtures("fresh")
 def test_norm_of_a_registered_backend_is_computed_or_its_path_named(monkeypatch):
     announce(monkeypatch, "toy_backend")
     host, weight = np.ones((3, 2, 8), np.float32), np.full(8, 2.0, np.float32)

@@ -78,11 +78,12 @@ def _measure_cell(engine: Engine, column: str) -> Cell:
         return Cell("not run", "arrays of numpy are given, which has no bfloat16")
     try:
         return _run(engine, column)
-    except NotOfferedError as reason:
+    except (NotOfferedError, NotImplementedError) as reason:
         return Cell("not offered", str(reason))
     except Exception as error:  # noqa: BLE001  # engines raise what they like; the page says it
         text = " ".join(str(error).split())[:160]
-        return Cell("refused", f"{type(error).__name__}: {text}")
+        verdict = "not offered" if "no autograd formula" in text else "refused"
+        return Cell(verdict, f"{type(error).__name__}: {text}")
 
 
 def _run(engine: Engine, column: str) -> Cell:

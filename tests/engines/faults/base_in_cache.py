@@ -1,8 +1,8 @@
 """Modules of different bases share one cache
 
 The cache of `RotaryPositionalEmbedding` has the size and the dtype as its key, not `theta`: the second module rotates
-by the table of the first, unless it is called with more tokens. No report was found; the module came with
-[equinox#568](https://github.com/patrick-kidger/equinox/pull/568).
+by the table of the first, unless it is called with more tokens. No report was found; `theta` became a field with
+[equinox#735](https://github.com/patrick-kidger/equinox/pull/735).
 """
 
 import jax.numpy as jnp

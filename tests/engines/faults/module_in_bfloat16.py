@@ -1,7 +1,7 @@
 """Frequencies are rounded if the module is cast to bfloat16
 
-`inv_freq` is a buffer, so `module.to(torch.bfloat16)` rounds it, and angles are off. Only a cast by
-hand was tried. Known: [transformers#25681](https://github.com/huggingface/transformers/issues/25681), closed.
+`inv_freq` is a buffer, so `module.to(torch.bfloat16)` rounds it, and angles are off.
+`from_pretrained(dtype=torch.bfloat16)` keeps it in float32. Known: [transformers#25681](https://github.com/huggingface/transformers/issues/25681), closed.
 """
 
 import torch

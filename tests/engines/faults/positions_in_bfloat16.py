@@ -1,7 +1,8 @@
 """Positions are computed in the dtype of x
 
 `rotate_queries_or_keys` counts positions in the dtype of its argument. bfloat16 has no 257: from there on, tokens share
-positions. With q and k in float32 results are right. It was tried without the module's cache.
+positions. With q and k in float32 results are right, and after such a call, which fills the module's cache, those of
+bfloat16 too. It was tried without the cache.
 """
 
 import torch
