@@ -82,7 +82,7 @@ class BlackBox:
         return seconds / max(vectors, 1.0)
 
     def count_affordable(self) -> int:
-        """Return the tokens of a call that takes a tenth of the time that is left, at most."""
+        """Return the tokens of a call that leaves most of the time."""
         vectors = 0.1 * (self.deadline - time.monotonic()) / max(self.pace, 1e-9)
         return int(min(vectors / (self.heads * len(self.names)), self.max_tokens, 1 << 30))
 
