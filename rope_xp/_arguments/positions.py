@@ -166,4 +166,6 @@ def _advise(argument: str, shape: tuple[int, ...], components: int, full: tuple[
         return f"Pass {argument}[..., None]"
     if rows[-1] > tokens and can_broadcast((*rows[:-1], tokens), full):
         return f"Pass those of the {tokens} tokens, such as {argument}[..., :{tokens}]"
+    if not batch:
+        return "Is axes right? Those of (batch, tokens, head_dim) are axes='bsd'"
     return "Is axes right?"

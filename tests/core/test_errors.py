@@ -143,6 +143,10 @@ VALUES: list[Row] = [
     (r"shape \(3, 8\); \(3, ...\) must broadcast", lambda: THREE.rotate(Q, np.zeros((3, 8)))),
     (r"Pass moveaxis\(positions, -1, 0\)", lambda: THREE.rotate(Q, np.zeros((2, 9, 3)))),
     (r"Pass moveaxis\(positions, -1, 0\)", lambda: TWO.rotate(Q, np.zeros((2, 9, 2)))),
+    (
+        r"\(batch, tokens, head_dim\) are axes='bsd'",
+        lambda: RoPE().rotate(Q[..., 0, :], [range(9)]),
+    ),
     (r"Pass those of the 9 tokens, .*\[..., :9\]", lambda: RoPE().rotate(Q, np.arange(12))),
     (r"Pass positions\[..., None\]", lambda: RoPE().rotate(Q[:, :1], np.arange(2))),
     ("a single number for 9 tokens", lambda: THREE.rotate(Q, [1, 2, 3])),
