@@ -126,6 +126,8 @@ def _read_dims(source: _scaling.Source) -> tuple[int | None, int | None]:
     partial = numbers.check_positive(name, parameters[name])
     if latent := _keys.read_size(config, "qk_rope_head_dim"):
         return None, latent
+    if not model.reads_share and parameters["rope_type"] != "proportional":
+        _check_whole(config, parameters, head_dim, partial)
     if parameters["rope_type"] == "axial":
         axes = len(model.components)
         whole = _need_head_dim(head_dim, source, "rope_type 'axial' divides it")
@@ -140,6 +142,21 @@ def _read_dims(source: _scaling.Source) -> tuple[int | None, int | None]:
         return head_dim, None
     whole = _need_head_dim(head_dim, source, f"partial_rotary_factor = {partial} is a share of it")
     return whole, int(whole * partial)
+
+
+def _check_whole(config: Any, parameters: Any, head_dim: int | None, partial: float) -> None:
+    """Check that a share of the head, which the code of the model type does not read, is all."""
+    count = _keys.first_value(parameters, "rotary_dim") or config.get("rotary_dim")
+    for key, value, whole in (
+        ("partial_rotary_factor", partial, 1),
+        ("rotary_dim", count, head_dim),
+    ):
+        if value is not None and value != whole:
+            raise RopeError(
+                f"{key} = {value} is not read by the code of model_type "
+                f"{config.get('model_type')!r}, which rotates whole heads; remove it, or set the "
+                "model_type of the code that reads it"
+            )
 
 
 def _need_head_dim(head_dim: int | None, source: _scaling.Source, reason: str) -> int:

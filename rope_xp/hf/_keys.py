@@ -81,6 +81,7 @@ class Model:
     base: float = 10000.0
     partial: float = 1.0
     reads_interleave: bool = False  # whether rope_interleave: false means halves
+    reads_share: bool = True  # whether a share of a head may rotate, as partial_rotary_factor says
     trailing: bool = False  # whether the rotated slice lies at the end of the head
     rotary_dim: int | None = None  # default number of rotated components
     sections: tuple[int, ...] = ()  # default mrope_section: how many pairs read each component

@@ -201,9 +201,23 @@ def _parse_sizes(text: str) -> dict[str, int]:
     return dict(zip(names, map(int, text.split("/")), strict=True))
 
 
+_SHARES = """
+    codegen diffusion_gemma dots3_note dots3_note_audio_encoder dots3_note_vision_encoder
+    efficientloftr glm4_moe_lite glm4v glm4v_vision glm4v_moe glm4v_moe_vision glm_image glm_ocr
+    glm_ocr_vision gpt_neox_japanese gptj laguna mellum mimo_v2_flash minimax_m2 minimax_m3_vl
+    minimax_m3_vl_vision nemotron3_diarization_audio neomme phi3 phi4_multimodal qwen3_5_moe_vision
+    qwen3_5_vision qwen4_exp qwen4_exp_vision solar_open step3p5 step3p5_vision zaya
+"""
+"""Types whose code reads a share, which is 1 by default. Others rotate whole heads."""
+
 _TYPE_SIZES = {name: _parse_sizes(text) for name, text in (r.split("=") for r in _SIZES.split())}
 MODELS = {
-    name: replace(row, sizes=_TYPE_SIZES.get(name, {}), **ATTENTION.get(name, {}))
+    name: replace(
+        row,
+        sizes=_TYPE_SIZES.get(name, {}),
+        reads_share=row.partial != 1.0 or name in _SHARES.split(),
+        **ATTENTION.get(name, {}),
+    )
     for names, row in _ROWS.items()
     for name in names.split()
 }

@@ -16,7 +16,13 @@ report = pytest.fixture(inspected.build_reporter)
 TRAINED, EXTENDED = "original_max_position_embeddings", "max_position_embeddings"
 YARN = {"rope_type": "yarn", "factor": 4.0, TRAINED: 8192}
 PLAIN = {"model_type": "qwen2", "head_dim": 64, EXTENDED: 32768}
-ODD = {**PLAIN, "head_dim": 25, "partial_rotary_factor": 0.3, "rope_theta": 1e4}
+ODD = {
+    **PLAIN,
+    "model_type": "phi3",
+    "head_dim": 25,
+    "partial_rotary_factor": 0.3,
+    "rope_theta": 1e4,
+}
 
 
 def with_parameters(config, **parameters):
@@ -81,7 +87,8 @@ def test_contradiction_of_two_keys_is_reported_once(report):
         # What the configuration and its rule both say, and alike, is said once.
         {**PLAIN, "original_max_position_embeddings": 8192, "rope_scaling": YARN},
         {**PLAIN, "rope_parameters": {**YARN, "max_position_embeddings": 32768}},
-        {**PLAIN, "head_dim": 100, "partial_rotary_factor": 0.14},  # 14.000000000000002 components
+        # 14.000000000000002 components
+        {**PLAIN, "model_type": "phi3", "head_dim": 100, "partial_rotary_factor": 0.14},
         {**CONFIGS["qwen2_vl_7b"], "model_type": "qwen2_vl_text"},
         # The parameters are those of the layers that rotate, though they do not say so.
         {**PLAIN, "model_type": "cohere2", "rope_parameters": {"rope_theta": 5e4}},

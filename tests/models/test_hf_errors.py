@@ -77,15 +77,16 @@ SCALINGS = {
     "rope_scaling must be ... got 'linear'": "linear",
     "rope_scaling: the base that NTK computes ... got 0.0": {"type": "dynamic", "alpha": 1e-320},
 }
-ODD = {"head_dim": 50, "partial_rotary_factor": 0.3, "rope_scaling": YARN}
+ODD = {"model_type": "phi3", "head_dim": 50, "partial_rotary_factor": 0.3, "rope_scaling": YARN}
 IMPOSSIBLE = {
     **{message: {"rope_parameters": value} for message, value in PARAMETERS.items()},
     **{message: {"rope_scaling": value} for message, value in SCALINGS.items()},
-    "partial_rotary_factor must be above 0 and at most 1; got 1.5": {"partial_rotary_factor": 1.5},
+    "partial_rotary_factor must be above 0 and at most 1; got 1.5": {"model_type": "phi3"}
+    | {"partial_rotary_factor": 1.5},
     "rope_scaling ... base must not be 1": {"rope_theta": 1.0, "rope_scaling": YARN},
     "51 components": {"head_dim": 51, "rope_theta": 1e4},
     "15 rotated components must be even": ODD,
-    "64 components ... head of 32": {"head_dim": 32, "rotary_dim": 64},
+    "64 components ... head of 32": {"model_type": "phi3", "head_dim": 32, "rotary_dim": 64},
     "layer_types is missing; rope_theta lists an entry ... [10000.0, 100000.0]": {
         "model_type": "ultrabert",
         "rope_theta": [1e4, 1e5],
@@ -132,9 +133,9 @@ def test_impossible_values_are_refused(message):
 AXIAL = {"rope_parameters": {"rope_type": "axial"}}
 ROTATING = {"vision_config": {"model_type": "pixtral"}, "other": {"rope_theta": 1e4}}
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0}
-# A part of the message, a model type and its keys. The sizes of dbrx are not known.
+# A part of the message, a model type and its keys. The sizes of phi3 are not known.
 MISSING_SIZES = [
-    ("head_dim is missing", "dbrx", {"partial_rotary_factor": 0.5}),
+    ("head_dim is missing", "phi3", {"partial_rotary_factor": 0.5}),
     ("and so is hidden_size; rope_type 'axial' divides it", "efficientloftr", AXIAL),
     ("max_position_embeddings is missing", "llama", {"rope_scaling": LLAMA3}),
     ("so is max_position_embeddings", "llama", {"rope_scaling": {**YARN, "factor": None}}),

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -181,3 +182,31 @@ def test_rope_interleave_is_read_where_the_code_of_transformers_reads_it(name):
     ropes = from_hf_config(config)
     ropes = [*ropes.values()] if isinstance(ropes, dict) else [ropes]
     assert {rope.layout for rope in ropes} == {"half" if reads else "interleaved_to_half"}
+
+
+# --- a share of the head -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", ["partial_rotary_factor", "rotary_pct", "rotary_dim"])
+def test_a_share_that_the_code_does_not_read_is_refused(key):
+    config = {"model_type": "llama", "head_dim": 64, "rope_theta": 1e4}
+    share = 32 if key == "rotary_dim" else 0.5
+    with pytest.raises(RopeConfigError, match="is not read by the code of model_type 'llama'"):
+        from_hf_config({**config, key: share})
+    assert from_hf_config({**config, key: 64 if key == "rotary_dim" else 1.0}).rotary_dim in (
+        None,
+        64,
+    )
+    assert from_hf_config({**config, key: share, "model_type": "phi3"}).rotary_dim == 32
+
+
+def test_shares_are_read_where_the_code_of_transformers_reads_them():
+    mapping = pytest.importorskip("transformers").CONFIG_MAPPING
+    words = ("partial_rotary_factor", "rotary_dim", "rotary_ndims")
+    for name, row in MODELS.items():
+        kind = next((mapping[n] for n in (f"{name}_text", name) if n in mapping), None)
+        if kind is None:
+            continue
+        folder = Path(inspect.getfile(kind)).parent
+        code = "".join(path.read_text("utf-8") for path in folder.glob("modeling_*.py"))
+        assert row.reads_share == any(word in code for word in words), name
