@@ -8,6 +8,6 @@ from rope_xp.integrations._drop_in import apply_rotary_transformers
 __all__ = ["apply_rotary_transformers"]
 
 if _typing.TYPE_CHECKING:
-    from rope_xp.integrations import diffusers, kernels, transformers  # noqa: F401  # names for type checkers
+    from rope_xp.integrations import diffusers, transformers  # noqa: F401  # names for type checkers
 else:
-    __getattr__, __dir__ = _load_on_first_use(__name__, "diffusers", "kernels", "transformers")
+    __getattr__, __dir__ = _load_on_first_use(__name__, "diffusers", "transformers")

@@ -179,7 +179,7 @@ def test_patch_with_a_length_fixes_rules_that_depend_on_it():
 
 
 @pytest.mark.parametrize(
-    "name", ["_caches", "_drop_in", "_diffusion.config", "diffusers", "kernels", "transformers"]
+    "name", ["_caches", "_drop_in", "_diffusion.config", "diffusers", "transformers"]
 )
 def test_examples_of_integrations_run(name):
     pytest.importorskip("numpy" if name.startswith("_") else name)
