@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 from rope_xp import __version__
-from rope_xp._cli import bench, check, demo, info, inspect_config, plot, terminal, vectors
+from rope_xp._cli import bench, check, demo, info, inspect_config, terminal, vectors
 from rope_xp._core.errors import RopeError
 
 _CLOSED_PIPE = 141
@@ -20,7 +20,6 @@ COMMANDS: dict[str, ModuleType] = {
     "inspect": inspect_config,
     "check": check,
     "vectors": vectors,
-    "plot": plot,
     "bench": bench,
 }
 """Modules with ``add_arguments(parser)`` and ``run(options)``, which returns the exit status. The

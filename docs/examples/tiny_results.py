@@ -15,7 +15,10 @@ import numpy as np
 from tiny_shared import COMBINATIONS
 
 from rope_xp._cli import terminal
-from rope_xp._cli.plots import DASHES, STYLES, picture
+
+sys.path.append(str(Path(__file__).parents[1] / "tools"))
+
+from plots import DASHES, STYLES, picture  # of the pages' tools
 
 LABELS = {"none": "none", "sinusoidal": "sinusoidal", "shaw": "Shaw", "rope": "RoPE"}
 UNIT = "loss: nats per character; mean over seeds, and least to largest"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pictures
-
-from rope_xp._cli import plots
+import plots
 
 BOXES = {
     "rope_xp": (0.05, 2.95, "public names:\nRoPE, Angles, apply"),

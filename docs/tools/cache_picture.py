@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pictures
+import plots
 
 import rope_xp
-from rope_xp._cli import plots
 
 SIDE, LEFT = 0.36, 1.15
 COUNT, DROPPED, PAIRS = 12, (2, 6), (0, 8, 16)

@@ -8,9 +8,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+import plots
 from matplotlib import ticker
-
-from rope_xp._cli import plots
 
 KEPT = Path(__file__).resolve().parents[1] / "benchmarks"
 NUMPY, TORCH, JAX = ("numpy:cpu", "float32"), ("torch:cpu", "float32"), ("jax:cpu", "float32")

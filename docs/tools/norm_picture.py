@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rope_xp._cli import plots
+import plots
 
 EAGER = {
     "to float32": (2, 4),

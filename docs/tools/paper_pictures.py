@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from plots import DASHES, INK, STYLES, picture
 
 from rope_xp import RoPE
-from rope_xp._cli.plot import draw_decay
-from rope_xp._cli.plots import DASHES, INK, STYLES, picture
 from rope_xp.papers import analysis, attention
 
 HEAD_DIM = 128
 ROPES = {f"base {base:,}": RoPE(base=float(base)) for base in (10_000, 500_000, 1_000_000)}
 NEAR, FAR = 250, 2**16
+POINTS = 300
+"""Of a curve, at most. Up to some forty tokens each is one distance, and there is no band."""
 TOKENS, HEADS = 512, 16
 
 
@@ -31,8 +33,29 @@ def decay(folder: Path) -> None:
         axes.set_title(f"Figure 2 of the paper, {HEAD_DIM} components")
         axes.legend(fontsize=8)
     with picture(folder / "paper_decay_far.svg") as (axes,):
-        draw_decay(axes, ROPES, HEAD_DIM, FAR)
+        for i, (name, rope) in enumerate(ROPES.items()):
+            bound = analysis.decay_bound(rope, HEAD_DIM, np.arange(1, FAR + 1))
+            _draw_band(axes, bound, name, STYLES[i][0], DASHES[i])
+        axes.set_ylim(bottom=0)
+        axes.set_ylabel("bound on the score, mean of $|S_j|$")
+        axes.set_xscale("log")
+        axes.set_xlim(1, FAR)
+        axes.set_xlabel("distance of query and key, tokens")
+        title = "line: mean of distances nearby; band: all of them"
+        place = {"loc": "outside lower center", "ncols": 2, "title_fontsize": 8}
+        axes.get_figure().legend(fontsize=8, title=title, **place)
         axes.set_title(f"the same up to {FAR:,} tokens")
+
+
+def _draw_band(axes: Any, values: np.ndarray, label: str, colour: str, dashes: Any) -> None:
+    """Draw values at distances from 1, which waver, as their mean and a band."""
+    edges = np.unique(np.geomspace(1, len(values) + 1, POINTS).round().astype(np.int64)) - 1
+    starts, counts = edges[:-1], np.diff(edges)
+    distances = np.arange(1, len(values) + 1)
+    middle, mean = (np.add.reduceat(numbers, starts) / counts for numbers in (distances, values))
+    low, high = (reduce.reduceat(values, starts) for reduce in (np.minimum, np.maximum))
+    axes.fill_between(middle, low, high, color=colour, alpha=0.25, linewidth=0)
+    axes.plot(middle, mean, color=colour, linestyle=dashes, linewidth=1.4, label=label)
 
 
 def linear_weights(rope: RoPE | None) -> np.ndarray:

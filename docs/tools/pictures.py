@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import plots
 
 import rope_xp
-from rope_xp._cli import plots
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

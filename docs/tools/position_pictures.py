@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pictures
+import plots
 
 from rope_xp import positions
-from rope_xp._cli import plots
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from plots import write_wavelengths
+
 from rope_xp import RoPE
-from rope_xp._cli.plots import write_wavelengths
 from rope_xp.scaling import NTK, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, YaRN
 
 LONG = tuple(1.0 + 63.0 * (i / 47) ** 2 for i in range(48))

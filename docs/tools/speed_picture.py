@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import plots
 from figure_tables import cell, prefill
-
-from rope_xp._cli import plots
 
 COLOURS = {"rope_xp": "#0072B2", "usual formula": "#E69F00"}
 KEYS = {"rope_xp": "new", "usual formula": "formula"}

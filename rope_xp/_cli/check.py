@@ -17,18 +17,17 @@ import pkgutil
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rope_xp._arguments.fields import LAYOUTS
-from rope_xp._cli import inspect_config, plots, suspicions, terminal, weights
+from rope_xp._cli import suspicions, terminal, weights
 from rope_xp._cli.reading import read_config
 from rope_xp._core.errors import BROKEN, RopeConfigError, RopeError
 from rope_xp.hf import _files, from_hf_config
 from rope_xp.hf._layer_plan import describe
 from rope_xp.rope import RoPE
-from rope_xp.testing import Identified, Measured, _compare, _open, identify
+from rope_xp.testing import Identified, _compare, _open, identify
 
 _SHAPE_OPTIONS = "axes", "heads", "components"
 _FUNCTION_OPTIONS = "head_dim", *_SHAPE_OPTIONS, "tables", "library", "config"
@@ -40,8 +39,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     target_help += "are, and which is called; or a folder with a config.json, or that file"
     parser.add_argument("target", metavar="TARGET", help=target_help)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    plot_help = "draw the measured frequencies and those of the nearest scaling"
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help=plot_help)
     function = "package.module:function"
     add = parser.add_argument_group("options for a function").add_argument
     add("--head-dim", type=terminal.count, metavar="N", help="default 128")
@@ -109,12 +106,6 @@ def _check_function(options: argparse.Namespace) -> int:
     mismatches = []
     if isinstance(expected, RoPE):
         mismatches = _compare.list_differences(result.rope, expected, head_dim)
-    if options.plot is not None:
-        dim = result.rope.rotary_dim or head_dim
-        nearest = replace(result.rope.for_length(1), rotary_dim=dim, rotary_offset=0)
-        measured = replace(nearest, scaling=Measured(result.frequencies))
-        ropes = {"nearest scaling": nearest, "measured": measured}
-        plots.write_wavelengths(options.plot, {f"{dim} rotated components": (ropes, dim, {})})
     if options.json:
         report = {
             "target": options.target,
@@ -189,8 +180,6 @@ def _check_model(options: argparse.Namespace) -> int:
         model = weights.load_model(folder if folder.is_dir() else folder.parent)
         check = importlib.import_module("rope_xp.integrations.transformers").check
         findings += [vars(finding) for finding in check(model)]
-    if options.plot is not None:
-        inspect_config.draw_config(options.plot, read_config(options.target, options.layout))
     if options.json:
         terminal.write_json({"target": options.target, "findings": findings})
     else:

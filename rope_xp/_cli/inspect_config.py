@@ -12,12 +12,11 @@ import math
 import pprint
 import textwrap
 from dataclasses import fields, is_dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from rope_xp import scaling
 from rope_xp._arguments.fields import LAYOUTS
-from rope_xp._cli import plots, suspicions, terminal
+from rope_xp._cli import suspicions, terminal
 from rope_xp._cli.reading import Layers, Reading, count_layers, read_config
 from rope_xp._cli.weights import isolate
 from rope_xp._core.errors import RopeError
@@ -41,7 +40,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("config", metavar="CONFIG", help="a config.json, or the folder that has it")
     add("--json", action="store_true", help="print one JSON object")
-    add("--plot", type=Path, metavar="FILE.png", help="draw the wavelengths of all pairs")
     layout_help = "layout of a model type that rope_xp does not know: "
     add("--layout", choices=LAYOUTS, metavar="LAYOUT", help=layout_help + ", ".join(LAYOUTS))
     length_help = "tokens of the context, for scaling that depends on it; default: the trained one"
@@ -51,37 +49,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     reading = read_config(options.config, options.layout)
     facts = build_report(reading, options.length)
-    if options.plot is not None:
-        draw_config(options.plot, reading, options.length)
     if options.json:
         terminal.write_json(facts, allow_nan=False)
     else:
         print_report(facts)
     return 0
-
-
-def draw_config(path: Path, reading: Reading, requested: int | None = None) -> None:
-    """Draw the wavelengths of each layer type, for a context length if one was requested."""
-    drawings = {}
-    for layers in reading.layers:
-        if layers.rope is None or layers.rotated is None:
-            continue
-        rope = replace(layers.rope, rotary_offset=0)
-        name = type(rope.scaling).__name__
-        ropes = {"without scaling": replace(rope, scaling=None)}
-        for n in layers.list_lengths(requested):
-            ropes[f"{name} at {n} tokens"] = rope.for_length(n)
-        if rope.scaling is not None and not layers.depends_on_length:
-            ropes[name] = rope
-        names = ("original context", "extended context")
-        contexts = {k: n for k, n in zip(names, layers.contexts, strict=True) if n is not None}
-        if len(set(contexts.values())) == 1:
-            contexts = {"context": min(contexts.values())}
-        title = f"{layers.label or 'all layers'}, {layers.rotated} rotated components"
-        drawings[terminal.escape(title)] = (ropes, layers.rotated, contexts)
-    if not drawings:
-        raise RopeError("cannot draw wavelengths: the configuration does not state head_dim")
-    plots.write_wavelengths(path, drawings)
 
 
 def build_report(reading: Reading, requested: int | None = None) -> dict[str, Any]:

@@ -7,7 +7,6 @@ that no name or value of a file reaches the terminal unescaped.
 import argparse
 import itertools
 import json
-import math
 import shutil
 import sys
 import textwrap
@@ -45,18 +44,11 @@ def write_json(report: dict[str, Any], **options: Any) -> None:
     print(json.dumps(report, indent=2, **options).replace("\x7f", r"\u007f"))
 
 
-# argparse names these two in its errors: "invalid count value".
+# argparse names it in its errors: "invalid count value".
 def count(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
-    return value
-
-
-def positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"must be positive and finite, got {text}")
     return value
 
 

@@ -135,13 +135,6 @@ def test_function_beside_a_configuration_differs_from_it(tmp_path, capsys):
     assert "differences from config.json:\n- base is 500000, and not 10000" in out
 
 
-def test_check_plot_writes_a_picture(tmp_path, capsys):
-    pytest.importorskip("matplotlib")
-    arguments = ["rotates_by_hand:rotate", "--head-dim", "32", "--plot", "rotate.svg"]
-    assert run_check(capsys, *arguments)[0] == 0
-    assert "nearest scaling" in (tmp_path / "rotate.svg").read_text("utf-8")
-
-
 @pytest.mark.parametrize("target", ["rotates_by_hand:leave", "leaves_at_once:rotate"])
 def test_target_that_ends_the_program_is_no_pass(target, tmp_path, capsys):
     (tmp_path / "leaves_at_once.py").write_text("raise SystemExit(0)")

@@ -95,7 +95,6 @@ def test_demo_fails_where_numbers_are_wrong_or_a_library_breaks(
     "arguments",
     [
         *("", "dance", "demo --tokens 0", "inspect config.json --length 0"),
-        *("plot", "plot growth", "plot decay --base nan", "plot decay --distance 0"),
     ],
 )
 def test_arguments_that_a_command_does_not_take_print_its_usage(arguments, capsys):

@@ -1,16 +1,11 @@
 """python -m rope_xp inspect: the numbers, by formulae of their own, and the drawings."""
 
-import json
 import math
 
 import numpy as np
 import pytest
 from support import inspected
 from support.inspected import CONFIGS, UNCLEAR, paste
-
-from rope_xp import RoPE, scaling
-from rope_xp import __main__ as cli
-from rope_xp._cli import plots
 
 report = pytest.fixture(inspected.build_reporter)
 
@@ -81,36 +76,3 @@ def test_keys_of_a_report_do_not_depend_on_the_model(report):
     layers = [one for result in results for one in result["layers"]]
     for dicts in (results, layers, [wave for one in layers for wave in one["wavelengths"]]):
         assert len({frozenset(one) for one in dicts}) == 1
-
-
-# --- drawings ------------------------------------------------------------------------------------
-
-
-def test_inspect_plot_writes_a_picture_or_says_which_sizes_are_missing(tmp_path, capsys):
-    pytest.importorskip("matplotlib")
-    file, picture = tmp_path / "config.json", tmp_path / "picture.svg"
-    command = ["inspect", str(file), "--plot", str(picture)]
-    file.write_text(json.dumps(UNCLEAR))
-    assert (cli.main(command), picture.exists()) == (1, False)
-    printed = capsys.readouterr()
-    assert (printed.out, "does not state head_dim" in printed.err) == ("", True)
-    file.write_text(json.dumps(CONFIGS["deepseek_v3"]))
-    assert cli.main(command) == 0
-    assert "tokens of a full turn" in picture.read_text("utf-8")
-    assert "suspicious" in capsys.readouterr().out
-
-
-def test_drawn_wavelengths_are_those_of_the_ropes():
-    axes = pytest.importorskip("matplotlib.figure").Figure().subplots()
-    ropes = {"plain": RoPE(), "rule": RoPE(scaling=scaling.Proportional(0.5))}
-    plots.draw_wavelengths(axes, ropes, 16, {"extended": 4000, "original": 100})
-    assert axes.get_yscale() == "log"
-    plain, ruled, standing, low, high = axes.get_lines()
-    np.testing.assert_allclose(plain.get_ydata(), waves(1e4, 16), rtol=1e-13)
-    np.testing.assert_allclose(ruled.get_ydata(), waves(1e4, 16)[:4], rtol=1e-13)
-    labels = [line.get_label() for line in (plain, ruled)]
-    assert labels == ["plain", "rule;\n4 of 8 pairs do not turn (triangles)"]
-    np.testing.assert_array_equal(standing.get_xdata(), [4, 5, 6, 7])
-    assert [line.get_ydata()[0] for line in (low, high)] == [100, 4000]
-    texts = [text.get_text() for text in axes.texts]
-    assert texts == ["original, 100 tokens", "extended, 4000 tokens"]
