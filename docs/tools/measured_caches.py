@@ -64,7 +64,7 @@ def loss(model: Any, kept: Any, tokens: torch.Tensor, position: int) -> float:
     import torch
 
     at = (position + torch.arange(NEXT - 1)).expand(len(tokens), -1)
-    logits = model(tokens[:, :-1], past_key_values=copy.deepcopy(kept), position_ids=at).logits
+    logits = model(tokens[:, :-1], cache=copy.deepcopy(kept), position_ids=at).logits
     return float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()))
 
 

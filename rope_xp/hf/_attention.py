@@ -38,15 +38,16 @@ _NO_WEIGHT: Mapping[str, Any] = {"weighted": ()}
 
 _NORMS: dict[str, NormRow | tuple[NormRow, ...]] = {
     """
-    afmoe apertus beam diffusion_gemma doge dots1 embedding_gemma2 exaone4 exaone_moe flint gemma3n
-    gemma4 gemma4_unified hy_v3 kolibri1 laguna mellum muse_glimmer_assistant pe_audio_encoder
-    pe_audio_video_encoder pe_video_encoder qwen3 qwen3_moe qwen3_omni_moe qwen3_omni_moe_talker
-    qwen3_omni_moe_talker_code_predictor qwen3_vl qwen3_vl_moe timesfm2_5
+    afmoe apertus apertus1p5 beam diffusion_gemma doge dots1 embedding_gemma2 exaone4 exaone_moe
+    flint gemma3n gemma4 gemma4_unified hy_v3 kolibri1 laguna lara_mini mellum
+    muse_glimmer_assistant pe_audio_encoder pe_audio_video_encoder pe_video_encoder qwen3 qwen3_moe
+    qwen3_omni_moe qwen3_omni_moe_talker qwen3_omni_moe_talker_code_predictor qwen3_vl qwen3_vl_moe
+    timesfm2_5
     """: NormRow(),
     """
     gemma3 minimax_m3_vl qwen3_5 qwen3_5_moe qwen3_next qwen4_exp step3p5 t5gemma2 t5gemma2_decoder
     """: NormRow({"offset": 1.0}),
-    "glm4_moe": NormRow(only_if=("use_qk_norm", True)),
+    "glm4_moe sarvam_moe": NormRow(only_if=("use_qk_norm", True)),
     "lfm2 lfm2_moe lfm3": NormRow(eps="norm_eps"),
     "neomme": NormRow(_NO_WEIGHT, eps="norm_eps"),
     "muse_glimmer muse_spark": NormRow(_NO_WEIGHT),
@@ -80,7 +81,7 @@ _SOFTMAX: dict[str, Callable[[Need, int], float]] = {
 _INDEXERS = {
     "axk2 deepseek_v32": IndexerRow("half"),
     "glm_moe_dsa": IndexerRow(modes="indexer_types"),
-    "hy_v4": IndexerRow(trailing=True, modes="indexer_types"),
+    "hy_v4 hy_v4_vl": IndexerRow(trailing=True, modes="indexer_types"),
     "dots3_note": IndexerRow(kinds=("indexed_attention",)),
     "deepseek_v4": IndexerRow(trailing=True, kinds=("compressed_sparse_attention",)),
     "minimax_m3_vl": IndexerRow(kinds=("minimax_m3_sparse",)),
@@ -90,8 +91,8 @@ _INDEXERS = {
 }
 _KINDS = {
     """
-    bailing_hybrid granitemoehybrid lfm2 lfm2_moe lfm3 minimax olmo_hybrid qwen3_5 qwen3_5_moe
-    qwen3_next qwen4_exp
+    bailing_hybrid granitemoehybrid lara_mini lfm2 lfm2_moe lfm3 minimax olmo_hybrid qwen3_5
+    qwen3_5_moe qwen3_next qwen4_exp
     """: "layer_types",
     "bamba": "attn_layer_indices",
     "mllama_text_model": "cross_attention_layers",
@@ -107,7 +108,7 @@ _TABLES: dict[str, Mapping[str, Any]] = {
     "per_layer": {"longcat_flash": 2},
     "sliding_kv_factor": {"mimo_v2_flash": 2},
     "has_temperature": {"llama4": True},
-    "obstacle": {"zaya": "its norm of q and k is none of RMSNorm and LayerNorm"},
+    "obstacle": {"dory zaya": "its norm of q and k is none of RMSNorm and LayerNorm"},
 }
 ATTENTION: defaultdict[str, dict[str, Any]] = defaultdict(dict)
 """Fields of the rows of :mod:`rope_xp.hf._models`, by model type."""

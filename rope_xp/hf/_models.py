@@ -50,12 +50,14 @@ _ROWS: dict[str, Model] = {
         "interleaved", partial=0.9, width=("hidden_size", "decoder_num_attention_heads")
     ),
     "moonshine_streaming": Model("interleaved", partial=0.8),
-    "axk1 deepseek_v3 glm4_moe_lite youtu": Model("interleaved_to_half", reads_interleave=True),
+    "axk1 deepseek_v3 glm4_moe_lite sarvam_mla youtu": Model(
+        "interleaved_to_half", reads_interleave=True
+    ),
     "axk2 deepseek_v32 glm_moe_dsa kimi_k2": Model("interleaved_to_half"),
     "bailing_hybrid": Model("interleaved_to_half", base=6e6),
     "longcat_flash": Model("interleaved_to_half", base=1e7),
     # --- rotated in part ---
-    "afmoe flint": Model(unrotated=_FULL),
+    "afmoe flint lara_mini": Model(unrotated=_FULL),
     "exaone4 exaone_moe kolibri1": Model(unrotated=_FULL, rotated_without_window=True),
     "granitemoehybrid": Model(rotary_if=("position_embedding_type", "rope")),
     "zamba2": Model(rotary_if=("use_mem_rope", True)),
@@ -63,17 +65,20 @@ _ROWS: dict[str, Model] = {
     "nomic_bert": Model(base=1e3),
     "jina_embeddings_v3": Model(base=2e4),
     "gte": Model(base=1.6e5),
-    "bitnet csm csm_depth_decoder_model evolla flex_olmo mllama_text_model": Model(base=5e5),
+    "bitnet csm csm_depth_decoder_model evolla exaone flex_olmo mllama_text_model": Model(base=5e5),
     "muse_glimmer_assistant muse_spark": Model(base=5e5),
     "emu3_text_model lfm2 lfm2_moe minimax mixtral phimoe solar_open": Model(base=1e6),
     "smollm3": Model(base=2e6, unrotated_every=4),
     "minimax_m2 minimax_m3_vl": Model(base=5e6),
+    "sarvam_moe": Model(base=8e6),
     "hy_v3": Model(base=11158840.0),
     "bamba glm4_moe nemotron persimmon phi recurrent_gemma": Model(partial=0.5),
     "dots3_note_audio_encoder glmasr_encoder nemotron3_5_transcribe_asr_audio": Model(partial=0.5),
     "nemotron3_5_transcribe_word_timestamp": Model(partial=0.5),
     "gpt_neox qwen3_next stablelm": Model(partial=0.25),
-    "apertus": _scale("llama3", 1.2e7, 8.0, 8192, low_freq_factor=1.0, high_freq_factor=4.0),
+    "apertus apertus1p5": _scale(
+        "llama3", 1.2e7, 8.0, 8192, low_freq_factor=1.0, high_freq_factor=4.0
+    ),
     "cwm": _scale("llama3", 1e6, 16.0, 8192, low_freq_factor=1.0, high_freq_factor=4.0),
     "higgs_audio_v2": _scale(
         "llama3", 5e5, 32.0, 1024, low_freq_factor=0.125, high_freq_factor=0.5
@@ -90,6 +95,7 @@ _ROWS: dict[str, Model] = {
     "gemma3 gemma3n t5gemma2 t5gemma2_decoder": _pair(
         (1e6, 1.0, "rope_theta", True), (1e4, 1.0, "rope_local_base_freq")
     ),
+    "dory": _pair((1e7,), (1e4,)),
     "embedding_gemma2": _pair((1e6,), (1e4,)),
     "diffusion_gemma gemma4 gemma4_unified": _pair((1e6, 0.25, *_PROPORTIONAL), (1e4,)),
     "lfm3": _pair((1e6, 0.5, *_PROPORTIONAL), (1e4,)),
@@ -135,6 +141,7 @@ _ROWS: dict[str, Model] = {
     "qwen3_5 qwen3_5_moe": replace(_INTERLEAVED, partial=0.25, sections=(11, 11, 10)),
     "ernie4_5_vl_moe": Model("interleaved", 5e5, sections=(22, 22, 20), section_order="ernie"),
     "hunyuan_vl": Model(section_order="across"),
+    "hy_v4_vl": Model("interleaved", sections=(12, 10, 10), section_order="interleaved"),
     # --- images: positions of height (row) and width (column) ---
     # In transformers 5 their configurations have rope_type "axial"; older files have none.
     """
@@ -176,21 +183,22 @@ _ROWS: dict[str, Model] = {
 
 _SIZES = """
     afmoe=128 bamba=4096/32 beam=128 cohere2_moe=128 cohere_compass=8192/64 cosmos3_edge=128 cwm=128
-    deepseek_v4=512 dia_decoder=128 dia_encoder=128 diffusion_gemma=256 embedding_gemma2=256
-    ernie4_5=128 ernie4_5_vl_moe=2560/20 flint=128 gemma2=256 gemma3=256 gemma3n=256 gemma4=256
-    gemma4_unified=256 gemma=256 glm4=128 glm4_moe=4096/96 glm4v=4096/32 glm4v_moe=4096/96 glm=128
-    glm_image=4096/32 glm_ocr=1024/16 glmasr_encoder=1280/20 gpt_neox=6144/64 gpt_oss=64 helium=128
-    higgs_audio_v2=128 hrm=128 hy_v3=128 jetmoe=128 kolibri1=128 laguna=128 lfm3=128 llama4=128
-    mellum=128 mimo_v2_flash=192 minimax_m2=128 minimax_m3_vl=128 ministral3=128 molmo2=128
-    moonshine_streaming=320/8 muse_glimmer=128 muse_glimmer_assistant=128 muse_spark=64
+    deepseek_v4=512 dia_decoder=128 dia_encoder=128 diffusion_gemma=256 dory=256
+    embedding_gemma2=256 ernie4_5=128 ernie4_5_vl_moe=2560/20 flint=128 gemma2=256 gemma3=256
+    gemma3n=256 gemma4=256 gemma4_unified=256 gemma=256 glm4=128 glm4_moe=4096/96 glm4v=4096/32
+    glm4v_moe=4096/96 glm=128 glm_image=4096/32 glm_ocr=1024/16 glmasr_encoder=1280/20
+    gpt_neox=6144/64 gpt_oss=64 helium=128 higgs_audio_v2=128 hrm=128 hy_v3=128 jetmoe=128
+    kolibri1=128 laguna=128 lara_mini=128 lfm3=128 llama4=128 mellum=128 mimo_v2_flash=192
+    minimax_m2=128 minimax_m3_vl=128 ministral3=128 molmo2=128 moonshine_streaming=320/8
+    muse_glimmer=128 muse_glimmer_assistant=128 muse_spark=64
     nemotron3_5_transcribe_asr_audio=1280/10 nemotron3_5_transcribe_word_timestamp=1280/16
     nemotron=6144/48 neomme=64 neucodec=64 openai_privacy_filter=64 paddleocr_vl=128
     pe_audio_encoder=128 pe_audio_video_encoder=128 pe_video_encoder=128 persimmon=4096/64
     phi=2048/32 qwen2_5_omni=3584/28 qwen2_5_omni_dit=64 qwen2_5_omni_talker=128 qwen2_5_vl=8192/64
     qwen2_vl=8192/64 qwen3=128 qwen3_5=256 qwen3_5_moe=256 qwen3_next=256 qwen3_omni_moe=2048/28
     qwen3_omni_moe_talker=1024/16 qwen3_omni_moe_talker_code_predictor=128 qwen3_vl=128
-    qwen3_vl_moe=2048/16 qwen4_exp=256 seed_oss=128 solar_open=128 stablelm=2560/32 step3p5=128
-    t5_gemma_module=256 t5gemma2=256 t5gemma2_decoder=256 timesfm2_5=80 vaultgemma=256
+    qwen3_vl_moe=2048/16 qwen4_exp=256 sarvam_moe=64 seed_oss=128 solar_open=128 stablelm=2560/32
+    step3p5=128 t5_gemma_module=256 t5gemma2=256 t5gemma2_decoder=256 timesfm2_5=80 vaultgemma=256
     voxtral_realtime_encoder=64 xcodec2=64 zaya=128
 """
 """Default head_dim where it is not the width over the heads, or width and heads."""
@@ -206,7 +214,7 @@ _SHARES = """
     efficientloftr glm4_moe_lite glm4v glm4v_vision glm4v_moe glm4v_moe_vision glm_image glm_ocr
     glm_ocr_vision gpt_neox_japanese gptj laguna mellum mimo_v2_flash minimax_m2 minimax_m3_vl
     minimax_m3_vl_vision nemotron3_diarization_audio neomme phi3 phi4_multimodal qwen3_5_moe_vision
-    qwen3_5_vision qwen4_exp qwen4_exp_vision solar_open step3p5 step3p5_vision zaya
+    qwen3_5_vision qwen4_exp qwen4_exp_vision sarvam_moe solar_open step3p5 step3p5_vision zaya
 """
 """Types whose code reads a share, which is 1 by default. Others rotate whole heads."""
 

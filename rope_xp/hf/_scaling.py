@@ -98,6 +98,7 @@ _BUILDERS: dict[str, Callable[[Source], scaling.Scaling | None]] = {
     "dynamic": _dynamic,
     "xdrope": _dynamic,  # older Hunyuan-VL
     "yarn": _yarn,
+    "deepseek_yarn": _yarn,  # older Sarvam
     "longrope": _longrope,
     "su": _longrope,  # older Phi-3
     "llama3": lambda source: scaling.Llama3(

@@ -58,7 +58,8 @@ def explain_missing_angles(model: torch.nn.Module) -> str:
     for kind in dict.fromkeys(map(type, model.modules())):
         members = (member for base in kind.__mro__ for member in vars(base).values())
         methods = (member for member in members if isinstance(member, FunctionType))
-        if name := next((name for m in methods for name in _methods.rotation_names(m)), None):
+        parts = (part for method in methods for part in _methods.wrapped_functions(method))
+        if name := next((name for part in parts for name in _methods.rotation_names(part)), None):
             return (
                 f"{kind.__name__} calls {name}, but reads cos and sin from its own table. "
                 "patch replaces modules that compute them, which have inv_freq among their buffers"

@@ -18,7 +18,8 @@ transformers = pytest.importorskip("transformers")
 
 def rotary_module(raw):
     kind = transformers.CONFIG_MAPPING[raw["model_type"]]
-    file = importlib.import_module(kind.__module__.replace("configuration_", "modeling_"))
+    model = transformers.MODEL_MAPPING.get(kind, kind)  # which may be of another type
+    file = importlib.import_module(model.__module__.replace("configuration_", "modeling_"))
     (rotary,) = (
         member
         for name, member in inspect.getmembers(file, inspect.isclass)
@@ -125,6 +126,10 @@ OLD = {
     "hunyuan": {
         "model_type": "hunyuan_v1_dense", "head_dim": 64, "rope_theta": 777.0,
         "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0, "mscale": 1.0},
+    },
+    "sarvam": {
+        "model_type": "sarvam_mla", "head_dim": 576, "qk_rope_head_dim": 64, "rope_theta": 1e4,
+        "rope_scaling": {"type": "deepseek_yarn", "mscale": 1.0, "mscale_all_dim": 1.0, **YARN},
     },
     "laguna, a share of the head elsewhere": {
         "model_type": "laguna", **LAYERS, "head_dim": 64, "partial_rotary_factor": 0.25,

@@ -51,7 +51,7 @@ def fill(model: Any, start: int = 0, kind: str = "dynamic", tokens: Any = TOKENS
         cache = StaticCache(config=model.config, max_cache_len=64)
     positions = (start + torch.arange(tokens.shape[1])).expand(tokens.shape)
     with torch.no_grad():
-        model(tokens, position_ids=positions, past_key_values=cache)
+        model(tokens, position_ids=positions, **{small_models.CACHE: cache})
     return cache
 
 
@@ -120,7 +120,7 @@ def test_keys_of_several_components_move_by_each(name: str) -> None:
     caches = [DynamicCache(config=model.config) for _ in range(2)]
     for positions, cache in zip((old, new), caches, strict=True):
         with torch.no_grad():
-            model(TOKENS, position_ids=positions, past_key_values=cache)
+            model(TOKENS, position_ids=positions, **{small_models.CACHE: cache})
     move_keys(caches[0], model, old, new)
     first = [[x.layers[0].keys] for x in caches]  # other differences of positions, so one layer
     assert max(float((a - b).abs().max()) for a, b in zip(*first, strict=True)) < 1e-12
@@ -180,7 +180,7 @@ def step(model: Any, cache: Any, start: int) -> torch.Tensor:
     """Return the logits of the next tokens."""
     positions = (start + torch.arange(3)).expand(2, 3)
     with torch.no_grad():
-        return model(TOKENS[:, :3], position_ids=positions, past_key_values=cache).logits
+        return model(TOKENS[:, :3], position_ids=positions, **{small_models.CACHE: cache}).logits
 
 
 @pytest.mark.parametrize(("name", "kind"), NAMES)
@@ -258,7 +258,7 @@ def test_quantized_keys_are_quantized_again(layer: Any, tolerance: float) -> Non
         for i in (slice(0, 14), slice(14, None)):
             positions = (start + torch.arange(tokens.shape[1])[i]).expand(2, -1)
             with torch.no_grad():
-                model(tokens[:, i], position_ids=positions, past_key_values=cache)
+                model(tokens[:, i], position_ids=positions, **{small_models.CACHE: cache})
         return cache
 
     def read(cache: Any) -> torch.Tensor:

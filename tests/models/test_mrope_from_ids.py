@@ -85,6 +85,7 @@ def build_prompt(name, config, parts):
     video = config.image_token_id if name.startswith("glm") else config.video_token_id
     marks = keys.get("video_start_token_id", TEXT), keys.get("video_end_token_id", TEXT)
     grids = {"image_grid_thw": [], "video_grid_thw": []}
+    separate = set(indexer.SEPARATE_FRAMES).difference(indexer.NEWLINES)
     rows = []
     for row_parts in parts:
         row = []
@@ -93,13 +94,14 @@ def build_prompt(name, config, parts):
                 row += [(TEXT, 0)] * part
                 continue
             frames, height, width = part
+            tokens = height * (width + (name in indexer.NEWLINES))
             if frames == 1:
                 grids["image_grid_thw"].append([1, merge * height, merge * width])
-                row += [(config.image_token_id, 1)] * (height * width)
+                row += [(config.image_token_id, 1)] * tokens
                 continue
             grids["video_grid_thw"].append([frames * temporal, merge * height, merge * width])
-            between = [(TEXT, 0)] * 2 if name in indexer.SEPARATE_FRAMES else []
-            frame = [*between, *[(video, 2)] * (height * width)]
+            between = [(TEXT, 0)] * 2 if name in separate else []
+            frame = [*between, *[(video, 2)] * tokens]
             row += [(marks[0], 0), *frame * frames, (marks[1], 0)]
         rows.append(row)
     ids, mask = pad([[token for token, _ in row] for row in rows])

@@ -15,7 +15,7 @@ import torch.distributed
 import transformers
 from support.exhaustive import exhaustive
 from support.patched import LOGITS, TOKENS, is_ours, logits, modeling, refuse, replaced
-from support.small_models import make, multimodal_text, vision_language
+from support.small_models import CACHE, make, multimodal_text, vision_language
 from torch.distributed.fsdp import fully_shard
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
@@ -106,7 +106,7 @@ def test_patched_mrope_goes_on_from_a_cache():
     def generate_twice():
         first = model.generate(**inputs, **options, return_dict_in_generate=True)
         longer = torch.cat([first.sequences, torch.tensor([[9, 10, 11]])], dim=1)
-        return model.generate(longer, past_key_values=first.past_key_values, **options)
+        return model.generate(longer, **{CACHE: first.past_key_values}, **options)
 
     with torch.no_grad():
         before = generate_twice(), model(**inputs).logits

@@ -169,15 +169,25 @@ def test_from_hf_config_reads_a_fraction_by_the_name_of_flash_attn():
     assert from_hf_config({"model_type": "mine", **keys}, layout="half").rotary_dim == 64
 
 
+def read_code(name):
+    """Return the code of a model type, which may be another's; None if transformers has none."""
+    transformers = pytest.importorskip("transformers")
+    mapping = transformers.CONFIG_MAPPING
+    kind = next((mapping[n] for n in (f"{name}_text", name) if n in mapping), None)
+    if kind is None:
+        return None
+    files = [*Path(inspect.getfile(kind)).parent.glob("modeling_*.py")]
+    files = files or [Path(inspect.getfile(transformers.MODEL_MAPPING[kind]))]
+    return "".join(path.read_text("utf-8") for path in files)
+
+
 @pytest.mark.parametrize(
     "name", [n for n, m in MODELS.items() if m.layout == "interleaved_to_half"]
 )
 def test_rope_interleave_is_read_where_the_code_of_transformers_reads_it(name):
-    code = pytest.importorskip("transformers").models
-    module = getattr(getattr(code, name, None), f"modeling_{name}", None)
-    if module is None:
+    if (code := read_code(name)) is None:
         pytest.skip(f"transformers has no code of {name}")
-    reads = "config.rope_interleave" in inspect.getsource(module)
+    reads = "config.rope_interleave" in code
     config = {"model_type": name, **LATENT, "rope_interleave": False}
     ropes = from_hf_config(config)
     ropes = [*ropes.values()] if isinstance(ropes, dict) else [ropes]
@@ -201,12 +211,7 @@ def test_a_share_that_the_code_does_not_read_is_refused(key):
 
 
 def test_shares_are_read_where_the_code_of_transformers_reads_them():
-    mapping = pytest.importorskip("transformers").CONFIG_MAPPING
     words = ("partial_rotary_factor", "rotary_dim", "rotary_ndims")
     for name, row in MODELS.items():
-        kind = next((mapping[n] for n in (f"{name}_text", name) if n in mapping), None)
-        if kind is None:
-            continue
-        folder = Path(inspect.getfile(kind)).parent
-        code = "".join(path.read_text("utf-8") for path in folder.glob("modeling_*.py"))
-        assert row.reads_share == any(word in code for word in words), name
+        if code := read_code(name):
+            assert row.reads_share == any(word in code for word in words), name

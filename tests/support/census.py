@@ -100,6 +100,13 @@ NOT_CALLED = {
         ),
         "rotates in a method of its attention",
     ),
+    **dict.fromkeys(
+        (
+            "codegen.CodeGenConfig.CodeGenRotaryEmbedding",
+            "gptj.GPTJConfig.GPTJRotaryEmbedding",
+        ),
+        "returns sines before cosines, of a slice of the head: test_census.py",
+    ),
 }
 """Units whose rotation no function with (q, k, cos, sin) does."""
 

@@ -353,7 +353,7 @@ def _compare_norm(norm: NormPlan, name: str, module: Any, shape: tuple[int, ...]
 
 NO_PLAN = re.compile(
     "no rotary embedding|plans are of language models|it rotates v|by the negative angle"
-    "|is not known|frequencies are learned|no plan of model_type 'zaya'|rotates two slices"
+    "|is not known|frequencies are learned|no plan of model_type '(dory|zaya)'|rotates two slices"
     "|angles are products|model_type is missing|different components|must sum to"
     # Of encoders of sound, whose layers have other keys, and of configurations that were cut short.
     "|num_hidden_layers is missing|head_dim is missing|num_attention_heads is missing"

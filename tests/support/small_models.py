@@ -1,5 +1,7 @@
 """Small models of transformers with random weights, whose logits depend on positions."""
 
+import inspect
+
 import torch
 import transformers
 
@@ -74,24 +76,29 @@ MODELS = {
 _MORE_EXPERTS = {**_EXPERTS, **_HEAD, "sliding_window": 8}
 _BY_FIELDS = {
     """
-    apertus arcee aria_text beam bitnet cohere cohere2 cohere2_moe cwm deepseek_v2 deepseek_v3
-    diffllama doge ernie4_5 exaone4 falcon flex_olmo fuyu gemma gemma2 gemma3_text gemma4_text
-    gemma4_unified_text glm glm4 gpt_neox gpt_neox_japanese gpt_oss granite granite_swa granitemoe
-    granitemoe_swa granitemoeshared hrm_text hyperclovax jais2 jetmoe lfm2 llama llama4_text
-    minimax_m2 ministral3 mistral mixtral modernbert-decoder nemotron olmo olmo2 olmo3 olmo_hybrid
-    olmoe persimmon phi phi3 phimoe qwen2 qwen3 seed_oss smollm3 stablelm starcoder2 vaultgemma
+    apertus apertus1p5_text arcee aria_text beam bitnet cohere cohere2 cohere2_moe cwm deepseek_v2
+    deepseek_v3 diffllama doge ernie4_5 exaone exaone4 falcon flex_olmo fuyu gemma gemma2
+    gemma3_text gemma4_text gemma4_unified_text glm glm4 gpt_neox gpt_neox_japanese gpt_oss granite
+    granite_swa granitemoe granitemoe_swa granitemoeshared hrm_text hyperclovax jais2 jetmoe lfm2
+    llama llama4_text minimax_m2 ministral3 mistral mixtral modernbert-decoder nemotron olmo olmo2
+    olmo3 olmo_hybrid olmoe persimmon phi phi3 phimoe qwen2 qwen3 seed_oss smollm3 stablelm
+    starcoder2 vaultgemma
     """: {},
     """
     afmoe ernie4_5_moe exaone_moe glm4_moe helium hunyuan_v1_dense hunyuan_v1_moe hy_v3 kolibri1
-    laguna mellum mimo_v2_flash ministral qwen2_moe qwen3_moe solar_open
+    laguna lara_mini mellum mimo_v2_flash ministral qwen2_moe qwen3_moe sarvam_moe solar_open
     """: _MORE_EXPERTS,
     """
-    axk1 axk2 deepseek_v32 dots3_note_text glm4_moe_lite glm_moe_dsa hy_v4 minicpm3 youtu
+    axk1 axk2 deepseek_v32 dots3_note_text glm4_moe_lite glm_moe_dsa hy_v4 minicpm3 sarvam_mla youtu
     """: {**_LATENT, "sliding_window": 8},
     "flint": {"num_hidden_layers": 4},
 }
 FAMILIES = {name: fields for names, fields in _BY_FIELDS.items() for name in names.split()}
-"""Decoders that are small and run with few keys more, in transformers 5.23."""
+"""Decoders that are small and run with few keys more, in transformers 5.24."""
+CACHE = "cache"
+"""The argument of their forward for keys and values: past_key_values before 5.24."""
+if "cache" not in inspect.signature(transformers.LlamaModel.forward).parameters:
+    CACHE = "past_key_values"
 
 
 _DISTINCT = """

@@ -14,9 +14,11 @@ WHOLE_VIDEOS = ("qwen2_vl", "qwen2_5_vl", "paddleocr_vl", "ernie4_5_vl_moe")
 SEPARATE_FRAMES = (
     *("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "qwen4_exp"),
     *("glm4v", "glm4v_moe", "glm46v", "glm_ocr"),
-    *("cohere_compass", "cosmos3_edge", "cosmos3_omni"),
+    *("cohere_compass", "cosmos3_edge", "cosmos3_omni", "hy_v4_vl"),
 )
-"""Models with text between the frames of a video, each of which is counted as an image."""
+"""Models that count each frame of a video as an image, most with text between them."""
+NEWLINES = ("hy_v4_vl",)
+"""Those with a token at the end of each row of an image."""
 OMNI = ("qwen2_5_omni", "qwen3_omni_moe")
 """Models that count frames by time and audio as text, and go on after the largest position."""
 MODELS = (*WHOLE_VIDEOS, *SEPARATE_FRAMES, *OMNI, "glm_image", "hunyuan_vl", "minicpmv4_7")

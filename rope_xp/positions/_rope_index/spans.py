@@ -61,7 +61,7 @@ class SpanIndexer(Indexer):
         if not self._is_glm_image:
             vision = read_part(indexer.need_key(keys, "vision_config"))
         merge = indexer.need_key(vision, "spatial_merge_size")
-        images = [Span(grid) for grid in indexer.read_grids(inputs, "image_grid_thw", merge)]
+        images = [Span(grid) for grid in _read_grids(name, inputs, "image_grid_thw", merge)]
         self._videos = GridQueue("video_grid_thw", [*_read_videos(name, keys, vision, inputs)])
         if self._is_glm_image:  # which has more grids, for images to be generated
             counts = inputs.get("images_per_sample")
@@ -159,12 +159,20 @@ def _merge_audio(types: np.ndarray) -> np.ndarray:
     return merged
 
 
+def _read_grids(
+    name: str, inputs: Mapping[str, Any], key: str, merge: int, temporal_merge: int = 1
+) -> list[tuple[int, ...]]:
+    newlines = int(name in indexer.NEWLINES)
+    grids = indexer.read_grids(inputs, key, merge, temporal_merge)
+    return [(frames, height, width + newlines) for frames, height, width in grids]
+
+
 def _read_videos(
     name: str, keys: Mapping[str, Any], vision: Mapping[str, Any], inputs: Mapping[str, Any]
 ) -> Iterator[Span]:
     temporal = indexer.need_key(vision, "temporal_merge_size") if name == "ernie4_5_vl_moe" else 1
     spatial = indexer.need_key(vision, "spatial_merge_size")
-    grids = indexer.read_grids(inputs, "video_grid_thw", spatial, temporal)
+    grids = _read_grids(name, inputs, "video_grid_thw", spatial, temporal)
     seconds = inputs.get("second_per_grid_ts", inputs.get("video_second_per_grid"))
     seconds = [1.0] * len(grids) if seconds is None else np.asarray(seconds).tolist()
     if len(seconds) != len(grids):

@@ -23,7 +23,7 @@ def huggingface(kernel: Function, rope: RoPE, head_dim: int) -> Function:
     """Adapt ``apply_rotary_pos_emb(q, k, cos, sin)`` of q (batch, heads, tokens, head_dim).
 
     cos is (batch, tokens, r), each angle twice, in the order of the layout. Source: transformers,
-    models/llama/modeling_llama.py of 5.23.
+    models/llama/modeling_llama.py of 5.24.
     """
     rope = check(rope, head_dim, ("half", "interleaved", "interleaved_to_half"), components=True)
     return _adapt_looked_up(kernel, rope, head_dim)
