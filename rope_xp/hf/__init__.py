@@ -1,5 +1,6 @@
 """Read the rotary embedding of a model from its Hugging Face configuration."""
 
+import importlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -120,13 +121,15 @@ def to_hf_config(rope: RoPE | Mapping[str, RoPE | None], config: object) -> dict
     return _write.write_config(rope, config)
 
 
-def plan(config: object, *, layout: Layout | None = None) -> tuple[LayerPlan, ...]:
+def plan(config: Any, *, layout: Layout | None = None) -> tuple[LayerPlan, ...]:
     """Return what each layer of a Hugging Face model does to q and k.
 
     Parameters
     ----------
     config, layout
-        See :func:`from_hf_config`.
+        See :func:`from_hf_config`. Or a loaded model, also with code from the Hub. If its type is
+        not known, and layout not given, it is called with a few tokens, and what its functions do
+        is measured. Norms of q and k are found by their usual names (q_norm, k_norm).
 
     Returns
     -------
@@ -137,7 +140,8 @@ def plan(config: object, *, layout: Layout | None = None) -> tuple[LayerPlan, ..
     ------
     RopeConfigError, RopeError, TypeError, FileNotFoundError
         As :func:`from_hf_config`; also if sizes or layer types are missing and transformers is not
-        installed, whose classes have defaults, or if a LayerPlan cannot say what the model does.
+        installed, whose classes have defaults, if a LayerPlan cannot say what the model does, or
+        if a loaded model does not run, or rotates by no function that its methods call by name.
 
     Examples
     --------
@@ -147,9 +151,14 @@ def plan(config: object, *, layout: Layout | None = None) -> tuple[LayerPlan, ..
     >>> [layer.rope is not None for layer in rope_xp.plan(config)]
     [True, True, True, False]
     """
-    from rope_xp.hf import _files, _parts, _plan, _unread  # needed by few programs
+    from rope_xp.hf import _files, _models, _parts, _plan, _unread  # needed by few programs
 
-    part = _parts.find_part(_files.read_mapping(config))
+    model = config if hasattr(config, "named_modules") else None
+    part = _parts.find_part(_files.read_mapping(config if model is None else model.config))
+    if model is not None and layout is None and _models.get_row(part.get("model_type")) is None:
+        # It imports torch, and stands above this layer.
+        loaded = importlib.import_module("rope_xp.integrations._loaded")
+        return tuple(loaded.plan_model(model, part))
     layers = _plan.build_plan(part, layout)
     _unread.warn_of_unread(part, layout)
     return layers

@@ -54,7 +54,7 @@ def find_model(config: Mapping[str, Any], layout: Layout | None = None) -> _keys
                 f"model_type {repr(name) + ' is not known' if name else 'is missing'}, and only "
                 "the model's code shows how components pair up: pass layout= (inspect --layout), "
                 "'half' for most models derived from Llama, or set model_type to the type of the "
-                "model that this one is derived from"
+                "model that this one is derived from; rope_xp.plan(model) reads a loaded model"
             )
         row = _keys.Model()
     is_half = row.reads_interleave and config.get("rope_interleave") is False
