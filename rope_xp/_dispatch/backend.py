@@ -55,6 +55,10 @@ class Backend:
         """Return why arrays of this type cannot be taken, or None. Called once a type."""
         return None
 
+    def is_sharded(self, x: Array, axis: int) -> bool:
+        """Return whether an axis lies in several places, so that no operation goes along it."""
+        return False
+
     def slots_refusal(self, x: Array, axis: int) -> str | None:
         """Return why slots along an axis of x cannot be reached, to follow "slots=", or None."""
         return None

@@ -129,6 +129,11 @@ def _read_rows(name: str, rows: Any, kind: str, most: int | None = None) -> tupl
     options: dict[str, Any] = {"axes": (1, 2), "dtypes": ("int", "uint", "bool")}
     expected = f"{kind}, (batch, tokens), 0 for padding"
     backend, rows = values.to_integers(name, rows, expected, **options)
+    if backend.is_sharded(rows, rows.ndim - 1):
+        raise RopeError(
+            f"{name} must not be sharded along tokens, on a mesh with explicit axes; shard the "
+            "batch alone, by jax.sharding.reshard"
+        )
     host = None if backend.is_compiling() else backend.host_view(rows)
     if host is not None and host.size and (host.min() < 0 or host.max() > (most or np.inf)):
         bound = "0 for padding and 1 for tokens" if most else "0 for padding, or positive"

@@ -8,6 +8,7 @@ import os
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 os.environ["JAX_PLATFORMS"] = "cpu"
 
+import itertools
 import re
 import sys
 from functools import partial
@@ -128,6 +129,20 @@ def caches(kind):
                     yield f"{name}: sharding", same or kind == "Auto"
 
 
+def masks(kind):
+    """Positions of masks: tokens that are split explicitly are refused."""
+    ring = Mesh(np.array(jax.devices()[:2]), ("b",), axis_types=(AxisType[kind],))
+    mask = np.array([[0, 1, 1, 1], [1, 1, 1, 0]])
+    for at, function in itertools.product((0, 1), (positions.from_mask, positions.from_segments)):
+        x = jax.device_put(mask, NamedSharding(ring, P(*[None] * at, "b")))
+        name = f"{function.__name__} split at {at}"
+        try:
+            yield name, np.array_equal(function(x), function(mask))
+        except rope_xp.RopeError as error:
+            refused = kind == "Explicit" and at == 1
+            yield f"{name}: {error}", refused and "sharded along tokens" in str(error)
+
+
 def split_heads():
     """head_dim over devices: right, at a price."""
     ring = Mesh(np.array(jax.devices()), ("d",), axis_types=(AxisType.Auto,))
@@ -141,7 +156,7 @@ def split_heads():
 def main(path, kind):
     """Print which cases of half heads fail, and how many cases there are."""
     with rope_xp.use_path(path):
-        cases = [*sharded(kind), *caches(kind), *context_parallel(), *split_heads()]
+        cases = [*sharded(kind), *caches(kind), *masks(kind), *context_parallel(), *split_heads()]
     for name, holds in cases:
         if not holds:
             print(f"{name} does not hold")

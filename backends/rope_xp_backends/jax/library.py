@@ -105,9 +105,12 @@ class Jax(Backend):
         """Return whether jax_enable_x64 is set."""
         return bool(jax.dtypes.canonicalize_dtype(np.float64) == np.float64)
 
-    def slots_refusal(self, x: jax.Array, axis: int) -> str | None:
+    def is_sharded(self, x: jax.Array, axis: int) -> bool:
         sharding = _find_explicit_sharding(x)
-        if sharding is None or x.ndim < 1 or sharding.spec[axis] is None:
+        return sharding is not None and x.ndim > 0 and sharding.spec[axis] is not None
+
+    def slots_refusal(self, x: jax.Array, axis: int) -> str | None:
+        if not self.is_sharded(x, axis):
             return None
         return (
             "needs tokens and slots that are not sharded, on a mesh with explicit axes; shard "
