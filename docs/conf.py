@@ -49,7 +49,7 @@ templates_path: list[str] = []
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 
-nb_execution_mode = "off"  # run_notebooks.py stores outputs
+nb_execution_mode = "off"  # outputs are stored; .ci/run executes the cells
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
 

@@ -7,6 +7,7 @@ docstring or message of FOLDERS. The pages that newcomers read first have short 
 from __future__ import annotations
 
 import ast
+import json
 import re
 import statistics
 import sys
@@ -15,12 +16,14 @@ from pathlib import Path
 
 from markdown_it import MarkdownIt
 from mdit_py_plugins.dollarmath import dollarmath_plugin
-from pages import PAGES, ROOT, read_text
 from proselint.checks import __register__
 from proselint.config import DEFAULT
 from proselint.registry import CheckRegistry
 from proselint.tools import LintFile
 
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("backends/*.md")])
+PAGES += sorted([*ROOT.glob("docs/background/*.md"), *ROOT.glob("docs/notebooks/*.ipynb")])
 FOLDERS = ("rope_xp", "backends", "asv_benchmarks")
 SHORT = {ROOT / "README.md", *ROOT.glob("docs/start*.md")}
 LONGEST_MEDIAN = 20  # words in a sentence
@@ -63,6 +66,15 @@ MARKS = {"softbreak": "\n", "hardbreak": "\n", "link_open": "[", "link_close": "
 MARKS |= {"code_inline": "``", "math_inline": "``", "html_inline": ""}
 # "What is left is cut." or "Who trains ...": a relative clause without a noun.
 NO_NOUN = re.compile(r"(?:What|Who|Whoever|Whatever)\b[^?]*[^?]$")
+
+
+def read_text(page: Path) -> str:
+    """Return a page in Markdown; of a notebook, its cells of words."""
+    text = page.read_text("utf-8")
+    if page.suffix != ".ipynb":
+        return text
+    cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "markdown"]
+    return "\n\n".join("".join(cell["source"]) for cell in cells)
 
 
 def read_page(page: Path) -> Iterator[tuple[int, str, bool]]:

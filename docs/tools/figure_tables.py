@@ -2,18 +2,50 @@
 
 from __future__ import annotations
 
+import json
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-from figures import describe, error, rows, two
+from rope_xp._dispatch.libraries import LIBRARIES
 
+FILE = Path(__file__).resolve().parents[1] / "measurements.json"
+MEASURED: dict[str, Any] = json.loads(FILE.read_text("utf-8"))
 Rows = Mapping[str, Mapping[str, float]]
 PREFILL = {
     "numpy": ("float32", "float16", "bfloat16"),
     "torch": ("float32", "bfloat16"),
     "jax": ("float32", "bfloat16"),
 }
-LOST = 0.1
-"""Of the largest key: a key that is off by more is of no use."""
+
+
+def rows(group: str) -> Rows:
+    """Return the figures of a group."""
+    found: Rows = MEASURED[group]["rows"]
+    return found
+
+
+def two(figure: float) -> str:
+    """Return a figure in two digits, or all digits before its point."""
+    rounded = float(f"{figure:.2g}")
+    if rounded < 10:
+        return f"{rounded:#.2g}"
+    return f"{rounded:,.0f}" if rounded >= 10_000 else f"{rounded:.0f}"
+
+
+def error(figure: float) -> str:
+    """Return an error in two digits, such as 1.2e-7."""
+    if figure == 0:
+        return "0"
+    return f"{figure:.1e}".replace("e-0", "e-").replace("e+00", "")
+
+
+def describe(group: str) -> str:
+    """Return where, when and with what a group was measured, as a sentence of a page."""
+    held = MEASURED[group]
+    text = f"{held['machine']}; {held['versions']}. Measured on {held['date']}."
+    return textwrap.fill(text, 118) + "\n"
 
 
 def markdown(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
@@ -38,11 +70,6 @@ def table(
     """Return a table of columns and ratios, under heads of their own."""
     lines = [(row, *(cell(held, column, form) for column in heads)) for row, held in found.items()]
     return markdown((corner, *heads.values()), lines)
-
-
-def named(group: str, names: Mapping[str, str]) -> Rows:
-    """Return some rows of a group, by the names that a page gives them."""
-    return {text: rows(group)[row] for row, text in names.items()}
 
 
 def starting(group: str, start: str) -> Rows:
@@ -140,58 +167,6 @@ def engines() -> str:
     return markdown(("tokens, dtype, layout; us", *heads.values()), lines)
 
 
-def cliffs() -> str:
-    """Return cases beside their neighbours, in bold what is less than half as fast."""
-    lines = []
-    for row, held in rows("cliffs").items():
-        limit = 1.0 if row.endswith("the formula") else 0.5
-        told = (
-            f"**{cell(held, key)}**" if held.get(key, limit) < limit else cell(held, key)
-            for key in ("numpy", "torch")
-        )
-        lines.append((row, *told))
-    return markdown(("times as fast", "numpy", "torch"), lines)
-
-
-def noise() -> str:
-    """Return the spread of asv's figures, the largest first."""
-    found = sorted(rows("noise").items(), key=lambda row: -row[1]["max"] / row[1]["min"])
-    heads = {"min": "min", "median": "median", "max": "max", "max / min": "max / min"}
-    return table("", {f"`{row}`": held for row, held in found}, heads, lambda x: f"{x:.3g}")
-
-
-def dense_form() -> str:
-    """Return the dense form and eq. 34, with the memory of 512 matrices and tables of float32."""
-    found = {
-        row: {**held, "matrices": 512 * 4 * int(row) ** 2, "tables": 512 * 4 * int(row)}
-        for row, held in rows("dense_form").items()
-    }
-    lines = [
-        (
-            *(row, cell(held, "dense"), cell(held, "eq. 34"), cell(held, "dense / eq. 34")),
-            *(f"{held[key] / 2**20:g}" for key in ("matrices", "tables")),
-        )
-        for row, held in found.items()
-    ]
-    heads = ("head_dim", "dense, ms", "eq. 34, ms", "times as fast")
-    return markdown((*heads, "matrices, MiB", "tables, MiB"), lines)
-
-
-def devices() -> str:
-    """Return what each device holds of 10,485,760 tokens."""
-    found = {
-        count: {"tokens": 10 * 2**20 / int(count), **held}
-        for count, held in rows("devices").items()
-    }
-    heads = {
-        "tokens": "tokens per device",
-        "q and k": "q and k per device, MiB",
-        "extra": "extra memory, at most, MiB",
-        "collectives": "collectives",
-    }
-    return table("devices", found, heads, lambda x: f"{x:.0f}")
-
-
 def accuracy() -> str:
     """Return errors of cos and sin; libraries that agree share a row."""
     together: dict[tuple[str, tuple[str, ...]], list[str]] = {}
@@ -203,6 +178,20 @@ def accuracy() -> str:
     return markdown((COS_SIN, *blocks), lines)
 
 
+def libraries() -> str:
+    """Return the libraries, a row each, in Markdown."""
+    lines = ["| library | recognised by | paths, fastest first | install |", "|---|---|---|---|"]
+    for library in LIBRARIES:
+        paths = ", ".join(f"`{path}`" for path in (*library.paths, "portable"))
+        extra = f"`rope-xp[{library.extra}]`" if library.extra else "required"
+        array = ", ".join(f"`{library.name}.{name}`" for name, _ in library.arrays)
+        lines.append(f"| {library.name} | {array} | {paths} | {extra} |")
+    lines.append(
+        "| any other of the standard | `__array_namespace__` | `portable` | nothing more |"
+    )
+    return "\n".join(lines) + "\n"
+
+
 COS_SIN = "largest error of cos and sin, positions up to"
 TABLES: dict[str, Callable[[], str]] = {
     "README speed": readme,
@@ -212,121 +201,14 @@ TABLES: dict[str, Callable[[], str]] = {
         {"new": "new arrays", "in place": "in place", "formula": "formula"},
     ),
     "accuracy": accuracy,
-    "angles": lambda: table(
-        "32 layers, us", rows("angles"), {"apply": "`apply`", "at": "`at`, then `apply`"}
-    ),
-    "chunks": lambda: table(
-        "chunk, KiB", starting("thresholds", "chunk, "), {"time": "4096 tokens, us"}
-    ),
-    "cliffs": cliffs,
-    "dense form": dense_form,
-    "devices": devices,
-    "drift": lambda: errors("", rows("drift")),
     "engines": engines,
-    "frequencies": lambda: table(
-        "",
-        named(
-            "frequencies",
-            {
-                "product": "float32 product of position and frequency",
-                "float32": "`apply_frequencies`, float32",
-                "float64": "`apply_frequencies`, float64",
-            },
-        ),
-        {"error": "error of cos and sin, at position 10**6"},
-        error,
-    ),
-    "given memory": lambda: table(
-        "into given arrays, times as fast as",
-        {name: held for name, held in prefill().items() if "out" in held},
-        {
-            "out": "ms",
-            "in place": "in place, ms",
-            "copy into / out": "copying into them",
-            "new / bhsd": "heads first: as in order",
-            "slice / slice of fused": "part of a projection: as alone",
-        },
-    ),
-    "in graphs": lambda: table("one token", rows("in_graphs"), {"time": "one more in a graph, us"}),
     "layers": lambda: table(
         "one token, us",
         rows("layers"),
         {"layer": "layer", "apply": "`rope.apply`", "empty layer": "a layer that does nothing"},
     ),
-    "limits": lambda: table(
-        "numpy, tokens and dtype; us",
-        rows("limits"),
-        {
-            "in place": "in place",
-            "multiply": "`np.multiply(x, 1, out=x)`",
-            "out": "`out=`",
-            "copy into": "`np.copyto`",
-        },
-    ),
+    "libraries": libraries,
     "machine": lambda: describe("prefill_torch"),
-    "mlx": lambda: table(
-        "tokens; us",
-        rows("mlx"),
-        {
-            "fast": "`mx.fast.rope`",
-            "compiled": "`RoPE.rotate`, compiled by `mx.compile`",
-            "eager": "`RoPE.rotate`, eager",
-        },
-    ),
-    "drops": lambda: table(
-        "cache",
-        named(
-            "drops",
-            {
-                "all": "all 256 tokens",
-                "moved": "64 tokens left, moved by `drop`",
-                "prefilled anew": "the same 64 tokens, prefilled again",
-                "unmoved, counted on": "64 tokens left, not moved; the next is at 256",
-                "unmoved, counted anew": "64 tokens left, not moved; the next is at 64",
-            },
-        ),
-        {"loss": "loss, nats"},
-        "{:.2f}".format,
-    ),
-    "joins": lambda: table(
-        "cache",
-        named(
-            "joins",
-            {
-                "together": "prefix and chunk, prefilled together",
-                "joined": "joined by `join`",
-                "unmoved": "joined, the chunk not moved",
-                "chunk alone": "the chunk alone",
-            },
-        ),
-        {"loss": "loss, nats"},
-        "{:.2f}".format,
-    ),
-    "moves": lambda: table(
-        "keys",
-        named(
-            "moves",
-            {
-                "float32, slots": "float32, in slots (`slots`)",
-                "float32, whole": "float32, whole array; in jax without x64 also in slots",
-                "bfloat16, slots": "bfloat16",
-            },
-        ),
-        {"1": "one move", "1000": "1,000 moves"},
-        lambda x: error(x) if x < LOST else f"{error(x)}, unusable",
-    ),
-    "new memory": lambda: table(
-        "into new arrays, times as fast as",
-        prefill(),
-        {
-            "new": "ms",
-            "copy / new": "a copy to new arrays",
-            "jit x * 2 / new": "`jit(x * 2)`",
-            "formula / new": "the formula",
-            "compiled formula / new": "`torch.compile` of it",
-        },
-    ),
-    "noise": noise,
     "norm": norm,
     "one token": lambda: table(
         "one token, us",
@@ -341,7 +223,6 @@ TABLES: dict[str, Callable[[], str]] = {
             "norm, formula": "RMSNorm and formula",
         },
     ),
-    "packages": lambda: errors(COS_SIN, rows("packages")),
     "ways": lambda: table(
         "one token, float32; times of the formula",
         rows("ways"),
@@ -354,27 +235,18 @@ TABLES: dict[str, Callable[[], str]] = {
     ),
     "rivals": rivals,
     "scores of Llama 3": lambda: errors("Llama 3, base 5e5", starting("scores", "Llama 3: ")),
-    "scores of Qwen2.5-1M": lambda: errors(
-        "Qwen2.5-1M, base 1e7", starting("scores", "Qwen2.5-1M: ")
-    ),
     "speed": lambda: table(
         "4096 tokens",
         prefill(),
         {"new": "rope_xp, ms", "formula": "formula, ms", "formula / new": "times as fast"},
     ),
-    "streaming": lambda: table(
-        "q and k, KiB",
-        starting("thresholds", "streaming, "),
-        {"through": "through caches, us", "past": "past them, us"},
-    ),
-    "threads": lambda: table(
-        "q and k, KiB",
-        starting("thresholds", "threads, "),
-        {"1": "1 thread, us", "2": "2 threads, us"},
-    ),
     "training": lambda: table(
         "forward and backward, 4096 tokens",
         rows("training"),
-        {"rope_xp": "rope_xp, ms", "formula": "formula, ms", "formula / rope_xp": "times as fast"},
+        {
+            "rope_xp": "rope_xp, ms",
+            "formula": "formula, ms",
+            "formula / rope_xp": "times as fast",
+        },
     ),
 }

@@ -1,12 +1,10 @@
 """Measure every figure that the pages state, and write docs/measurements.json.
 
-    python docs/tools/measure.py [--only GROUP ...] [--check GROUP ...] [--list]
+    python docs/tools/measure.py [--only GROUP ...] [--check GROUP ...]
 
 Nothing else may run on the machine meanwhile: some ten minutes on two cores. What is timed has
-a process of its own. A group replaces what the file holds of it, except rows of what is not
-installed here. Then ``python docs/tools/remake.py`` writes the figures into the pages. --check
-measures groups again and exits with 1 if a figure differs from the file's: this suits errors, which
-do not vary.
+a process of its own. Then ``python docs/tools/remake.py`` writes the tables of the pages. --check
+measures groups again and exits with 1 if a figure differs: this suits errors, which do not vary.
 """
 
 from __future__ import annotations
@@ -29,20 +27,24 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
-import measured_caches
+import accuracy_table
 import measured_calls
-import measured_cases
-import measured_errors
-import measured_memory
 from measured_group import Group, Rows
 
 FILE = HERE.parent / "measurements.json"
+
+
+def scores() -> Rows:
+    """Return errors of attention scores."""
+    import score_errors  # and with it torch, which no timed process is to hold
+
+    return score_errors.rows()
+
+
 GROUPS: dict[str, Group] = {
     **measured_calls.GROUPS,
-    **measured_cases.GROUPS,
-    **measured_memory.GROUPS,
-    **measured_errors.GROUPS,
-    **measured_caches.GROUPS,
+    "accuracy": Group("", accuracy_table.rows, "the largest", is_alone=False),
+    "scores": Group("", scores, "root mean square", is_alone=False),
 }
 PACKAGES = (
     *("numpy", "torch", "jax", "transformers", "rotary-embedding-torch"),
@@ -85,15 +87,9 @@ def measure_apart(name: str) -> Rows | BaseException:
         return measured.exception() or measured.result()
 
 
-def record(name: str, rows: Rows, held: dict[str, Any]) -> dict[str, Any]:
+def record(name: str, rows: Rows) -> dict[str, Any]:
     """Return what the file is to hold of a group."""
     group = GROUPS[name]
-    measured = {row.split()[0] for row in rows}
-    kept = {
-        row: figures
-        for row, figures in held.get("rows", {}).items()
-        if group.keeps_absent and row.split()[0] not in measured
-    }
     return {
         "unit": group.unit,
         "statistic": group.statistic,
@@ -101,7 +97,7 @@ def record(name: str, rows: Rows, held: dict[str, Any]) -> dict[str, Any]:
         "date": dt.datetime.now(dt.UTC).date().isoformat(),
         "machine": describe_machine(),
         "versions": find_versions(),
-        "rows": {**kept, **rows},
+        "rows": rows,
     }
 
 
@@ -129,14 +125,9 @@ def print_json(held: dict[str, Any]) -> str:
 def main() -> int:
     """Measure and write, or compare; return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    usual = [name for name, group in GROUPS.items() if group.by_default]
-    parser.add_argument("--only", nargs="+", choices=GROUPS, default=usual)
+    parser.add_argument("--only", nargs="+", choices=GROUPS, default=[*GROUPS])
     parser.add_argument("--check", nargs="+", choices=GROUPS, default=[])
-    parser.add_argument("--list", action="store_true")
     options = parser.parse_args()
-    if options.list:
-        print(*GROUPS, sep="\n")
-        return 0
     if options.check:
         held = read()
         found = [
@@ -155,7 +146,7 @@ def main() -> int:
             failed = True
             continue
         held = read()
-        held[name] = record(name, rows, held.get(name, {}))
+        held[name] = record(name, rows)
         ordered = {known: held[known] for known in GROUPS if known in held}
         FILE.write_text(print_json(ordered), "utf-8")
         print(f"{name}: {time.perf_counter() - start:.0f} s", flush=True)

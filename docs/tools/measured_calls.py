@@ -6,8 +6,13 @@ components.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +22,6 @@ import rope_xp
 from asv_benchmarks import entries, gradients
 from asv_benchmarks import norm as norms
 from asv_benchmarks.shared import common, contenders, rival_calls
-from asv_benchmarks.shared.paths import use_path
 from rope_xp._bench import formulas, inputs
 from rope_xp._bench.clock import Action
 from rope_xp._bench.inputs import BASE, HEAD_DIM, Case
@@ -27,6 +31,14 @@ EPS = 1e-6
 TOUCHED = 1 << 27
 """Numbers of float64: more than the calls of a group hold at once."""
 LIBRARIES = ("numpy", "torch", "jax")
+ROOT = Path(__file__).resolve().parents[2]
+PATHS = (ROOT, ROOT / "backends", ROOT / "tests")
+PEAK = """
+from asv_benchmarks import memory
+measured = memory.Peak()
+measured.setup("{library}:cpu", "float32")
+print(measured.track_peak_over_results("", ""), measured.track_peak_of_usual("", ""))
+"""
 
 
 def norm_and_formula(case: Case, *, compiled: bool = False) -> Action:
@@ -93,18 +105,6 @@ def prefill(library: str, *dtypes: str) -> Rows:
             calls["norm, formula, compiled"] = norm_and_formula(case, compiled=True)
         rows[dtype] = shortest(target, calls, "ms")
     return rows
-
-
-def chunked() -> Rows:
-    """Return milliseconds of 4096 tokens in numpy without the native module."""
-    target, calls = contenders.contenders("numpy:cpu", "half", "float32")
-
-    def without() -> tuple[Any, ...]:
-        with use_path("chunked"):
-            return calls["new"]()
-
-    formula = rival_calls.action("usual", common.case("numpy:cpu"), "half")
-    return {"numpy float32": shortest(target, {"chunked": without, "formula": formula}, "ms")}
 
 
 def rivals() -> Rows:
@@ -226,24 +226,6 @@ def _case(name: str, tokens: str, dtype: str) -> Case:
     return Case(target, *(x.reshape(32, 1, -1, HEAD_DIM) for x in (q, k)), positions[:, None])
 
 
-def limits() -> Rows:
-    """Return microseconds of numpy, with given memory, and of passes that compute nothing."""
-    rows = {}
-    for tokens in (512, 4096):
-        for dtype in inputs.DTYPES:
-            target, made = contenders.contenders("numpy:cpu", "half", dtype, tokens)
-            case = common.case("numpy:cpu", tokens, dtype=dtype)
-            # numpy multiplies bfloat16 by calls of a function: its bits take as much memory.
-            bits = [np.copy(x).view("u2" if dtype == "bfloat16" else "f4") for x in case[1:3]]
-
-            def multiply(bits: list[Any] = bits) -> tuple[Any, ...]:
-                return tuple(np.multiply(x, x.dtype.type(1), out=x) for x in bits)
-
-            calls = {key: made[key] for key in ("in place", "out", "copy into")}
-            rows[f"{tokens}, {dtype}"] = shortest(target, {**calls, "multiply": multiply}, "us")
-    return rows
-
-
 def ways() -> Rows:
     """Return times of one token over those of the formula, by way to call."""
     import torch
@@ -259,15 +241,48 @@ def ways() -> Rows:
     return rows
 
 
+def layers() -> Rows:
+    """Return microseconds of one token by a layer of each framework, and by rope.apply."""
+    rope, rows = rope_xp.RoPE(base=BASE, layout="half"), {}
+    for framework, library in (
+        ("torch", "torch"),
+        ("flax", "jax"),
+        ("equinox", "jax"),
+        ("keras", "torch"),
+    ):
+        case = common.case(f"{library}:cpu", 1, common.POSITION)
+        target, q, k, at = case
+        if framework == "keras":
+            os.environ.setdefault("KERAS_BACKEND", "torch")
+        layer = import_module(f"rope_xp.layers.{framework}").Rotary(rope)
+        calls = {"layer": partial(layer, q, k, at), "apply": partial(rope.apply, q, k, at)}
+        if framework == "keras":
+            empty = import_module("keras").layers.Identity()
+            calls["empty layer"] = lambda empty=empty, q=q: (empty(q),)
+        rows[framework] = shortest(target, calls, "us")
+    return rows
+
+
+def peak() -> Rows:
+    """Return the peak of a call of 4096 tokens over the size of its results, each in a process."""
+    found: Rows = {}
+    for library in ("numpy", "torch", "jax"):
+        command = [sys.executable, "-c", PEAK.format(library=library)]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, PATHS))}
+        printed = subprocess.check_output(command, cwd=PATHS[0], env=environment, text=True)  # noqa: S603  # this Python
+        found[library] = dict(zip(("rope_xp", "formula"), map(float, printed.split()), strict=True))
+    return found
+
+
 GROUPS: dict[str, Group] = {
     "prefill_numpy": Group("ms", partial(prefill, "numpy", "float32", "float16", "bfloat16")),
     "prefill_torch": Group("ms", partial(prefill, "torch", "float32", "bfloat16")),
     "prefill_jax": Group("ms", partial(prefill, "jax", "float32", "bfloat16")),
-    "chunked": Group("ms", chunked),
     "rivals": Group("ms", rivals),
     "training": Group("ms", training),
     "one_token": Group("us", one_token),
     "engines": Group("us", engines),
-    "limits": Group("us", limits),
+    "layers": Group("us", layers),
+    "peak": Group("results", peak, "one call after one that warms up"),
     "ways": Group("times", ways, f"the shortest of {SHORT_TURNS} turns"),
 }

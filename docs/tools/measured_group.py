@@ -29,10 +29,6 @@ class Group:
     statistic: str = BEST
     is_alone: bool = True
     """Whether it has a process of its own, whose memory and threads no other group has used."""
-    keeps_absent: bool = False
-    """Whether rows stay in the file that cannot be measured here, as a package is missing."""
-    by_default: bool = True
-    """Whether it is measured unless --only names another: not what takes half an hour."""
 
 
 def shortest(target: Target, calls: Mapping[str, Action], unit: str) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Draw accuracy.svg, layouts.svg, slices.svg and sections.svg.
+"""Draw the pictures of the pages.
 
 Which components a pair has is found by rotating one-hot vectors, so that the pictures cannot differ
 from the code. The colours are those of Okabe and Ito, which people with any common colour blindness
@@ -7,13 +7,15 @@ can distinguish; what a colour means is also written in every box.
 
 from __future__ import annotations
 
+import io
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import plots
 
 import rope_xp
+from rope_xp.papers import analysis
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,8 +23,19 @@ if TYPE_CHECKING:
 
 COLOURS = ("#E69F00", "#56B4E9", "#009E73", "#CC79A7")
 GREY = "#80808066"
-INK = "#222222"
-"""On a colour; beside it, words are those of plots.INK, for pages of any colour."""
+DARK = "#222222"  # words on a colour
+INK = "#767676"  # colour of words and lines: visible on white and on dark pages
+SIZE = (5.2, 3.5)  # inches of one drawing: its words can be read on the page of a phone
+LOOK = {
+    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "grid.color"), INK),
+    **dict.fromkeys(("xtick.color", "ytick.color"), INK),
+    "axes.facecolor": "none",
+    "legend.frameon": False,
+    # Keep words of an SVG as text, and its ids the same in every run.
+    "font.sans-serif": ["DejaVu Sans"],
+    "svg.fonttype": "none",
+    "svg.hashsalt": "rope_xp",
+}
 
 
 def figure(height: float, width: float) -> tuple[Figure, Axes]:
@@ -51,16 +64,16 @@ def box(
     from matplotlib.patches import Rectangle
 
     axes.add_patch(
-        Rectangle((left, bottom), width, height, facecolor=colour, edgecolor=INK, lw=0.8)
+        Rectangle((left, bottom), width, height, facecolor=colour, edgecolor=DARK, lw=0.8)
     )
     axes.text(
-        left + width / 2, bottom + height / 2, text, ha="center", va="center", size=size, color=INK
+        left + width / 2, bottom + height / 2, text, ha="center", va="center", size=size, color=DARK
     )
 
 
 def note(axes: Axes, x: float, y: float, text: str, **style: object) -> None:
     """Write a text."""
-    axes.text(x, y, text, **({"size": 10.5, "color": plots.INK, "va": "center"} | style))
+    axes.text(x, y, text, **({"size": 10.5, "color": INK, "va": "center"} | style))
 
 
 def pairs(rope: rope_xp.RoPE, head_dim: int) -> tuple[list[str | None], list[str | None]]:
@@ -173,6 +186,30 @@ def sections() -> Figure:
     return drawing
 
 
+def chart() -> tuple[Figure, Axes]:
+    """Return a figure with axes that pages of any colour can show."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context(LOOK):
+        drawing = Figure(figsize=SIZE, layout="constrained")
+        return drawing, drawing.add_subplot()
+
+
+def decay() -> Figure:
+    """Draw Figure 2 of the paper for several bases."""
+    drawing, axes = chart()
+    at = np.arange(251)
+    for base, colour, line in zip((1e4, 5e5, 1e6), COLOURS, ("-", "--", ":"), strict=False):
+        bound = analysis.decay_bound(rope_xp.RoPE(base=base), 128, at)
+        axes.plot(at, bound, color=colour, linestyle=line, lw=1.4, label=f"base {base:,.0f}")
+    axes.set(xlim=(0, 250), xlabel="distance of query and key, tokens")
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel("bound on the score, mean of $|S_j|$")
+    axes.legend(fontsize=8)
+    return drawing
+
+
 CONTIGUOUS = (0,) * 16 + (1,) * 24 + (2,) * 24
 INTERLEAVED = tuple(i % 3 if i < 60 else 0 for i in range(64))
 
@@ -183,9 +220,6 @@ def accuracy() -> Figure:
     The product is rounded to float32, its cos and sin are not: so the picture is the same on every
     machine, whatever its cos.
     """
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
     ends = np.unique(np.geomspace(16, 1e7, 60).round().astype(np.int64))
     rope = rope_xp.RoPE()
     frequencies = rope.frequencies(128)
@@ -199,9 +233,7 @@ def accuracy() -> Figure:
         errors.append(
             [max(abs(e.real).max(), abs(e.imag).max()) for e in (w - exact for w in ways)]
         )
-    with mpl.rc_context(plots.LOOK):
-        drawing = Figure(figsize=plots.SIZE, layout="constrained")
-        axes = drawing.add_subplot()
+    drawing, axes = chart()
     names = ("float32 position * inv_freq", "rope_xp")
     colours = ("#D55E00", "#0072B2")
     for name, column, colour in zip(names, np.array(errors).T, colours, strict=True):
@@ -214,10 +246,25 @@ def accuracy() -> Figure:
     return drawing
 
 
-PICTURES = {"accuracy": accuracy, "layouts": layouts, "slices": slices, "sections": sections}
+PICTURES = {
+    "accuracy": accuracy,
+    "layouts": layouts,
+    "slices": slices,
+    "sections": sections,
+    "paper_decay": decay,
+}
 
 
 def write(folder: Path) -> None:
-    """Write every picture to a folder."""
+    """Write every picture to a folder, without a background and a date."""
+    import matplotlib as mpl
+
+    empty = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     for name, draw in PICTURES.items():
-        plots.save(draw(), folder / f"{name}.svg")
+        svg = io.StringIO()
+        with mpl.rc_context(LOOK):
+            draw().savefig(svg, format="svg", transparent=True, metadata=empty)
+        # Machines differ below a hundredth of a point, which no screen shows.
+        text = re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}", svg.getvalue())
+        lines = "\n".join(line.rstrip() for line in text.splitlines())
+        (folder / f"{name}.svg").write_text(f"{lines}\n", "utf-8")

@@ -197,7 +197,9 @@ def _join_facts(facts: dict[str, Any]) -> str:
         if isinstance(value, dict):
             texts.append(f"{key} ({_join_facts(value)})")
         elif value not in (None, False, 0.0, []):
-            text = " and ".join(value) if isinstance(value, list) else _format_fact(value)
+            text = _format_fact(value)
+            if isinstance(value, list):
+                text = (" and " if len(value) < 3 else ", ").join(map(str, value))
             texts.append(f"{key.replace('_', ' ')} {text}")
     return ", ".join(texts)
 

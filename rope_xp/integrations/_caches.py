@@ -195,8 +195,9 @@ def join(prefix_cache: Any, chunk_cache: Any, model: Any, *, offset: int | None 
     source, moves = AngleSource(old, new, _read_targets(plans)), []
     for own, other in zip(prefix, chunk, strict=True):
         _check_fit(own, other)
-        for rope in (stored.rope for stored in own.arrays if stored.rope is not None):
-            if rope.for_length(count_context(new)) != rope.for_length(length):
+        for stored in own.arrays:
+            lengths, size = (length, count_context(new)), own.read(stored).shape[-1]
+            if stored.rope and len({_read_series(stored.rope, n, size) for n in lengths}) > 1:
                 raise RopeError(
                     f"layer {own.index} has other frequencies for {new[-1] + 1} tokens than for "
                     f"the {length} of prefix_cache; prefill them together"
@@ -209,6 +210,12 @@ def join(prefix_cache: Any, chunk_cache: Any, model: Any, *, offset: int | None 
             x = x if angles is None else angles.rotate(x, axes=AXES[x.ndim])
             rows.setdefault(stored.role, []).append(x)
         own.append({role: torch.cat(x, TOKENS) for role, x in rows.items()}, other.seen)
+
+
+def _read_series(rope: RoPE, length: int, head_dim: int) -> tuple[float, ...]:
+    """Return the attention factor and the frequencies of a context of so many tokens."""
+    fixed = rope.for_length(length)
+    return fixed.attention_factor, *fixed.frequencies(rope.rotary_dim or head_dim).tolist()
 
 
 def _check_fit(own: CacheLayer, other: CacheLayer) -> None:

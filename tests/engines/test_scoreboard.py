@@ -25,7 +25,7 @@ def test_page_is_that_of_results_and_of_no_others(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     changed = json.loads(json.dumps(STORED))
     cells = changed["transformers: LlamaRotaryEmbedding, apply_rotary_pos_emb"]["cells"]
-    cells["packed"]["verdict"] = "not offered"
+    cells["layout"]["verdict"] = "not offered"
     (tmp_path / "results.json").write_text(json.dumps(changed))
     assert "is not that of results.json" in run("--check", results=tmp_path / "results.json").stderr
 

@@ -221,6 +221,16 @@ def test_joined_caches_are_that_of_all_tokens(name: str, kind: str, cut: int) ->
     torch.testing.assert_close(step(model, prefix, 20), step(model, right, 20), rtol=0, atol=1e-10)
 
 
+def test_caches_join_where_the_factors_of_longrope_stay_the_same() -> None:
+    model = make("phi3", num_hidden_layers=1)  # trained on 32 tokens
+    prefix, chunk = fill(model, tokens=TOKENS[:, :9]), fill(model, tokens=TOKENS[:, 9:])
+    join(prefix, chunk, model)
+    right = fill(model)
+    torch.testing.assert_close(step(model, prefix, 20), step(model, right, 20), rtol=0, atol=1e-10)
+    with refused(prefix, "layer 0 has other frequencies for 43 tokens than for the 23 of prefix"):
+        join(prefix, fill(model), model)
+
+
 def test_rescaled_keys_are_those_of_the_other_scaling() -> None:
     model = make("llama", **ONE)
     rule = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}

@@ -12,7 +12,6 @@ DOCS = Path(__file__).parents[2] / "docs"
 FILES = sorted((DOCS / "examples" / "start").glob("*.py"))
 NEEDS = {
     "attention_torch": "torch",
-    "attention_huggingface": "torch",
     "decoder_jax": "jax",
     "vit_torch": "torch",
     "patch_model": "transformers",
@@ -115,31 +114,3 @@ def test_start_example_of_jax_has_the_loss_and_gradients_of_the_formula():
         up, down = (loss(weights | {name: w + step * direction}) for step in (1e-5, -1e-5))
         slope, size = float((gradient * direction).sum()), float(np.linalg.norm(gradient))
         assert slope == pytest.approx((up - down) / 2e-5, rel=0, abs=1e-4 * size)
-
-
-def test_start_example_of_numpy_is_gpt_neox():
-    example = load("neox_numpy")
-    pytest.importorskip("transformers")
-    import torch
-    from transformers import GPTNeoXConfig
-    from transformers.models.gpt_neox import modeling_gpt_neox as neox
-
-    config = GPTNeoXConfig(
-        hidden_size=128, num_attention_heads=4, intermediate_size=512,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
-        attn_implementation="eager",
-    )  # fmt: skip
-    rope = example["rope_xp"].from_hf_config(config)
-    assert rope == example["rope_xp"].from_hf_config(example["CONFIG"])
-    theirs = neox.GPTNeoXLayer(config, 0).eval()
-    weights = example["random_weights"](128, np.random.default_rng(3))
-    theirs.load_state_dict({name: torch.from_numpy(w) for name, w in weights.items()})
-    x = np.random.default_rng(4).standard_normal((2, 9, 128), dtype=np.float32)
-    indices, tensor = torch.arange(9)[None], torch.from_numpy(x)
-    mask = torch.full((9, 9), -torch.inf).triu(1)[None, None]
-    embedded = neox.GPTNeoXRotaryEmbedding(config)(tensor, indices)
-    with torch.no_grad():
-        expected = theirs(tensor, mask, indices, position_embeddings=embedded)
-    expected = expected[0] if isinstance(expected, tuple) else expected
-    result, _ = example["layer"](x, weights, rope, heads=4)
-    np.testing.assert_allclose(result, expected.numpy(), rtol=0, atol=1e-4)

@@ -1,4 +1,4 @@
-"""docs/test_your_kernel.md: its examples are files, which pass."""
+"""docs/check.md: its examples of kernels are files, which pass."""
 
 import importlib.util
 import os
@@ -15,7 +15,7 @@ EXAMPLES = {"test_triton_kernel.py": "triton", "test_cpp_kernel.py": "c++"}
 
 def test_the_page_shows_the_examples() -> None:
     """To fix the page, paste the file without its docstring."""
-    page = (DOCS / "test_your_kernel.md").read_text("utf-8")
+    page = (DOCS / "check.md").read_text("utf-8")
     for name in EXAMPLES:
         _, _, code = (DOCS / "examples" / name).read_text("utf-8").split('"""', 2)
         assert f"```python\n{code.lstrip()}```" in page
