@@ -80,9 +80,9 @@ def _find_in_cpp(source: str) -> Iterator[tuple[int, int, str]]:
 def _find_in_python(source: str) -> Iterator[tuple[int, int, str]]:
     lines = [0, *(found.end() for found in re.finditer("\n", source))]
 
-    def at(node: ast.AST) -> tuple[int, int]:
-        start, stop = node.lineno - 1, node.end_lineno - 1  # type: ignore[attr-defined]  # expressions
-        return lines[start] + node.col_offset, lines[stop] + node.end_col_offset  # type: ignore[attr-defined]
+    def at(node: Any) -> tuple[int, int]:
+        start, stop = node.lineno - 1, node.end_lineno - 1
+        return lines[start] + node.col_offset, lines[stop] + node.end_col_offset
 
     if not source.isascii():
         return  # offsets of the parser are bytes
