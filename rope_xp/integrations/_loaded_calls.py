@@ -1,6 +1,7 @@
 """Record how a loaded model rotates: the calls of its functions, and of the modules they read."""
 
 import contextlib
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -102,7 +103,8 @@ def record_calls(model: torch.nn.Module) -> list[Made | Rotation]:
         stack.enter_context(_watching(watch))
         ids = torch.arange(TOKENS, device=next(model.parameters()).device)[None]
         with rewording(failures, "the model fails for a few tokens: ", into=RopeConfigError):
-            model(ids, use_cache=False)
+            takes = inspect.signature(model.forward).parameters
+            model(ids, **({"use_cache": False} if "use_cache" in takes else {}))
     if not any(isinstance(call, Rotation) for call in calls):
         raise RopeConfigError("no layer of the model rotates in a call of a few tokens")
     return calls

@@ -95,8 +95,8 @@ def test_code_that_has_no_plan_is_refused_with_the_reason(attention, message):
 
 def test_models_that_need_other_input_are_refused():
     model = remote_models.Model(remote_models.LengthAttention)
-    model.forward = lambda pixel_values: pixel_values
-    with pytest.raises(RopeConfigError, match="the model fails for a few tokens: .*use_cache"):
+    model.forward = lambda pixel_values: pixel_values.dot(pixel_values)
+    with pytest.raises(RopeConfigError, match="the model fails for a few tokens: .*1D tensors"):
         rope_xp.plan(model)
 
 
