@@ -30,7 +30,7 @@ class Skipped:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--tokens", type=terminal.count, default=4096, help="default %(default)s")
-    repeat_help = "timed calls; the fastest one counts; default 5"
+    repeat_help = "timed calls; default 5"
     add("--repeat", type=terminal.count, default=5, help=repeat_help)
     names = list(dict.fromkeys(name.partition(":")[0] for name in targets.ALL_NAMES))
     backend_help = f"run only this library: {', '.join(names)}; may be repeated"

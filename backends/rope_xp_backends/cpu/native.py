@@ -42,7 +42,7 @@ try:
 except ImportError as error:
     MISSING = _find_reason(error)
     LOG.warning(
-        "numpy and torch have no kernels on CPUs, and calls take two to four times as long:\n%s",
+        "numpy and torch have no kernels on CPUs, and calls take several times as long:\n%s",
         MISSING,
     )
 

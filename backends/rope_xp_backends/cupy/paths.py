@@ -38,7 +38,7 @@ class Cuda(Path):
         return self._kernels.decline_reason() or cuda.decline_reason(call)
 
     def run(self, call: Call) -> tuple[Any, ...]:
-        """Launch the kernel, for q and k at once where they have one dtype and one position."""
+        """Launch the kernel, for q and k at once where they have one dtype."""
         device = int(call.arrays[0].device.id)
         with cupy.cuda.Device(device):
             outs = call.out
