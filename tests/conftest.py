@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterator
 import numpy as np
 import pytest
 from hypothesis import settings
-from support.exhaustive import leave_out
+from support.cases import leave_out
 from support.targets import INTERPRETED, TARGETS, Target, give_cpu_to_triton, lent, missing, rows
 
 import rope_xp

@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from support.exhaustive import exhaustive
+from support.cases import slow
 
 import rope_xp
 
@@ -34,7 +34,7 @@ def loss(*arrays):
     return sum((y * y.cos()).sum() for y in apply_frequencies(*arrays))
 
 
-@pytest.mark.parametrize("shape", [*map(exhaustive, SHAPES[:2]), SHAPES[2]])
+@pytest.mark.parametrize("shape", [*map(slow, SHAPES[:2]), SHAPES[2]])
 def test_gradients_of_torch_equal_differences_for_all_arguments(shape):
     torch = pytest.importorskip("torch")
     leaves = [torch.from_numpy(x).requires_grad_() for x in sample(shape).values()]
@@ -43,7 +43,7 @@ def test_gradients_of_torch_equal_differences_for_all_arguments(shape):
         assert torch.autograd.gradgradcheck(apply_frequencies, leaves)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 @pytest.mark.parametrize(("order", "modes"), [(1, ["rev"]), (2, ["fwd", "rev"])])
 def test_gradients_of_jax_equal_differences_for_all_arguments(order, modes):
     jax = pytest.importorskip("jax")
@@ -66,7 +66,7 @@ def test_gradients_of_float32_far_out_equal_those_of_float64():
         torch.testing.assert_close(narrow, exact, rtol=1e-5, atol=1e-5 * exact.abs().max().item())
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_gradients_under_torch_compile_equal_eager_ones():
     torch = pytest.importorskip("torch")
     gradients = []

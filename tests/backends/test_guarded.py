@@ -6,7 +6,7 @@ from importlib.metadata import version
 
 import pytest
 from support import cuda_on_cpu
-from support.exhaustive import exhaustive
+from support.cases import slow
 from support.programs import printed
 from support.targets import NATIVE_MODULE
 
@@ -17,9 +17,9 @@ from support.targets import NATIVE_MODULE
 @pytest.mark.parametrize(
     ("path", "every", "count"),
     [
-        *(("native", 541, 8), exhaustive("native", 41, 108)),
-        *(exhaustive("streaming", 79, 56), exhaustive("norm", 79, 56)),
-        *(exhaustive("cuda", 17, 256), exhaustive("triton", 191, 24)),
+        *(("native", 541, 8), slow("native", 41, 108)),
+        *(slow("streaming", 79, 56), slow("norm", 79, 56)),
+        *(slow("cuda", 17, 256), slow("triton", 191, 24)),
     ],
 )
 def test_kernels_touch_nothing_beyond_an_array(path, every, count):
@@ -42,7 +42,7 @@ GUARDED = {"MALLOC_PERTURB_": "165", "PYTHONMALLOC": "malloc"}
 @pytest.mark.parametrize(
     ("library", "count", "seed"),
     [
-        *(exhaustive("numpy", 500, 1), exhaustive("torch", 500, 1)),
+        *(slow("numpy", 500, 1), slow("torch", 500, 1)),
         # In parts, which processes share.
         *(pytest.param("numpy", 35_000, seed, marks=pytest.mark.fuzz) for seed in (2, 3)),
         *(pytest.param("torch", 15_000, seed, marks=pytest.mark.fuzz) for seed in (2, 3)),

@@ -53,7 +53,6 @@ def check(function, *arguments, atol=0.0):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=atol)
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("shape", [KNOWN, UNKNOWN, LONGER], ids=["known", "unknown", "heads"])
 @pytest.mark.parametrize("name", ROPES)
 @pytest.mark.parametrize("axes", ["bshd", "bhsd", "hsbd"])
@@ -92,7 +91,7 @@ def every_call(x, p, by_batch, three):
     return (*angles.apply(x, x), angles.unrotate(x), *tables, *moved)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [KNOWN, UNKNOWN], ids=["known", "unknown"])
 def test_graphs_of_every_call_have_the_bits_of_numpy(shape):
     shapes = shape, shape[1:2], shape[:2], (3, *shape[:2])
@@ -100,7 +99,7 @@ def test_graphs_of_every_call_have_the_bits_of_numpy(shape):
     check(every_call, *zip(arrays, shapes, strict=True))
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_graphs_of_every_dtype_have_the_bits_of_numpy():
     check(
         lambda x, x16, x64, p, fractions: (

@@ -39,7 +39,7 @@ def combinations():
         for i, values in enumerate(itertools.product(*benchmark._params)):
             marks, name = on_gpu(*values), "-".join([benchmark.name, *map(str, values)])
             if not marks and any(word in name for word in slow):
-                marks = [pytest.mark.exhaustive]
+                marks = [pytest.mark.slow]
             if is_first or on_gpu(*values):
                 yield pytest.param(benchmark, i, id=name, marks=marks)
             is_first = is_first and bool(on_gpu(*values))
@@ -62,7 +62,7 @@ RIVALS = [
     pytest.param(
         *(target, rival, dtype, layout),
         # They are compiled, which takes seconds.
-        marks=on_gpu(target) or [pytest.mark.exhaustive] * any(name in rival for name in COMPILED),
+        marks=on_gpu(target) or [pytest.mark.slow] * any(name in rival for name in COMPILED),
     )
     for rival, contender in rival_calls.RIVALS.items()
     for target in contender.targets

@@ -4,7 +4,7 @@ import sys
 import types
 
 import pytest
-from support.exhaustive import exhaustive
+from support.cases import slow
 
 from asv_benchmarks.gpu import measure, tune
 from asv_benchmarks.shared import contenders, rival_calls
@@ -41,7 +41,7 @@ def test_what_rotates_differently_is_not_timed(fault, monkeypatch):
     assert missing["flash_attn"].startswith("rotates differently: off by ")
 
 
-@pytest.mark.parametrize("library", ["torch", exhaustive("jax")])
+@pytest.mark.parametrize("library", ["torch", slow("jax")])
 def test_gradients_are_those_of_the_rotation(library):
     """What is timed is what is meant: the gradient of a rotation turns back."""
     target = targets.find(f"{library}:cpu")

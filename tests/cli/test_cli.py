@@ -43,7 +43,7 @@ def test_info_names_a_forced_path_that_does_not_exist(monkeypatch, capsys):
     assert re.search(rf"^rope_xp: +{re.escape(rope_xp.__version__)}$", printed, re.MULTILINE)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_demo_runs_on_every_library_within_the_bound(capsys):
     assert cli.main(["demo", "--tokens", "600", "--repeat", "1", "--json"]) == 0
     outcome = json.loads(capsys.readouterr().out)

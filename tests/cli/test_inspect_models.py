@@ -72,7 +72,7 @@ OF_PARTS = ("gemma4_assistant", "nougat")
 """Configurations that cannot be made without those of their parts."""
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_every_model_type_of_transformers_is_reported_and_pasted(capsys):
     """As its class is by default, and with its sizes left out."""
     mapping = pytest.importorskip("transformers.models.auto.configuration_auto").CONFIG_MAPPING

@@ -48,7 +48,7 @@ def read_terminal(*arguments):
     return b"".join(chunks).decode()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_printed_lines_of_every_command_fit_80_columns():
     """One process runs all commands, as a start takes longer than they do."""
     helps = [["--help"], *([name, "--help"] for name in COMMANDS)]

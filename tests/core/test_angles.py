@@ -19,7 +19,6 @@ def compute_tables(
     return [np.asarray(backend.back(t), np.float64) for t in tables]
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize(("base", "r"), [(1e4, 128), (5e5, 128), (1e6, 80), (1e7, 256)])
 def test_random_positions_are_exact(backend, base, r):
     rng = np.random.default_rng(r)
@@ -52,7 +51,6 @@ def test_tables_have_the_same_bits_on_every_backend(backend):
         np.testing.assert_allclose(tables, RoPE().cos_sin(positions, 64), rtol=0, atol=bound)
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("kind", ["integers", "fractions"])
 def test_float64_has_the_same_bits_on_every_backend(backend, kind):
     """Cosines of two libraries differ in the last bit, so none of theirs may be in use."""
@@ -108,7 +106,6 @@ def test_frequencies_are_the_nearest_float64():
 EDGES = [2047, 2048, (1 << 22) - 1, 1 << 22, (1 << 31) - 1]
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("position", [sign * edge for edge in EDGES for sign in (1, -1)])
 def test_positions_at_the_edges_of_digits_are_exact(backend, position):
     """The host counts the digits that positions need: one too few is a wrong angle or an error."""
@@ -118,7 +115,6 @@ def test_positions_at_the_edges_of_digits_are_exact(backend, position):
         check_angles(backend, RoPE(), positions, true, BELOW_2_31)
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("tokens", [2047, 2048, 2049, 2050])
 def test_implicit_positions_around_a_digit_equal_given_ones(backend, tokens):
     x = np.tile(np.array([1, 0, 1, 0], np.float32), (tokens, 1, 1))
@@ -218,7 +214,6 @@ def test_pairs_of_frequency_0_are_left_alone():
 SECTIONS, BASES = (8, 12, 12), (256.0, 10000.0, 1e6)
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("denominator", [1, 8, 48, 1024])
 def test_fractions_of_components_are_exact(backend, denominator):
     """Positions below 2**20; 4e-7 is promised for frequencies up to 1."""

@@ -95,7 +95,6 @@ def test_each_step_has_the_error_that_is_promised(dtype):
     assert max(abs((e + half) % (2 * half) - half) for e in errors) <= 2 ** (BITS - 61)
 
 
-@pytest.mark.covering
 @EAGER
 @pytest.mark.parametrize("cuts", [(1,), (17, 18, 250), tuple(range(1, 300))])
 def test_chunks_have_the_bits_of_the_whole(backend, cuts):
@@ -109,7 +108,6 @@ def test_chunks_have_the_bits_of_the_whole(backend, cuts):
     np.testing.assert_array_equal(backend.back(state), backend.back(last))
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("ends", [(0, 300), (0, 17, 17, 250, 300), (0, 0, 299, 300)])
 @LIBRARIES
 def test_packed_sequences_have_the_bits_of_each_alone(backend, ends):

@@ -57,7 +57,6 @@ ROPES = {
 }
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES)
 @pytest.mark.parametrize("axes", [None, "bhsd", "sbhd"])

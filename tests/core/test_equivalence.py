@@ -23,7 +23,6 @@ def test_every_layout_and_dtype_equals_numpy(backend, layout, rng):
         check(backend, lambda q, k: rope.apply(q, k, POSITIONS), q, k, rope=rope)
 
 
-@pytest.mark.covering(2)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("rotary_dim", "rotary_offset"), [(6, 0), (6, 5), (6, -6), (10, -11)])
 @pytest.mark.parametrize("inverse", [False, True])
@@ -57,7 +56,6 @@ AXES = [
 ]
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize(("axes", "q_shape", "k_shape"), AXES, ids=str)
 @pytest.mark.parametrize("batched", [False, True])
 def test_every_order_of_axes_rotates_each_token_as_alone(
@@ -95,7 +93,6 @@ def test_queries_and_keys_of_two_dtypes_keep_each_its_own(backend, rng):
         check(backend, lambda q, k: rope_xp.apply(q, k, POSITIONS), *pair, expected=expected)
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_rerotated_keys_equal_rotated_ones(backend, layout, rng):
     x, new = sample(rng, 2, 9, 3, 12), POSITIONS[::-1] // 2
@@ -141,7 +138,6 @@ def test_permuted_weights_give_equal_scores(backend, rng):
 # --- positions of every dtype, shape and kind ----------------------------------------------------
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("kind", ["int8", "int16", "int32", "int64"])
 @pytest.mark.parametrize("sign", ["", "u"])
 def test_device_positions_of_every_integer_dtype_equal_int64(backend, kind, sign, rng):

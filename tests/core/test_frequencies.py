@@ -107,7 +107,6 @@ def rotate_in_float64(x: np.ndarray, positions: Any, f: np.ndarray, layout: str)
     return y
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_every_shape_of_frequencies_equals_complex_numbers(backend, case, rng):
     layout, shape, axes, kind = case

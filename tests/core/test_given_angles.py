@@ -43,7 +43,6 @@ CASES = (
 )
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_angles_of_every_shape_equal_complex_numbers(backend, case, rng):
     heads, shape, k_shape, layout, axes, offset = case
@@ -92,7 +91,6 @@ def test_angles_objects_take_tables_of_each_head(backend, rng):
         np.testing.assert_allclose(backend.back(result), expected, **CLOSE)
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("backend", rows(tuple(t.name for t in TARGETS if t.name != "numpy-cuda")))
 @pytest.mark.parametrize("shape", [(2, 5, 8), (2, 5, 2, 8)], ids=["shared", "of heads"])
 def test_a_norm_comes_before_the_rotation(backend, shape, rng):
@@ -139,7 +137,6 @@ SHAPES = ((2, 2), (1, 2, 2, 2))
 of_angles_and_tables = pytest.mark.parametrize("function", FUNCTIONS, ids=["angles", "tables"])
 
 
-@pytest.mark.covering
 @of_angles_and_tables
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_derivatives_of_torch_equal_differences(function, shape, rng):
@@ -149,7 +146,7 @@ def test_derivatives_of_torch_equal_differences(function, shape, rng):
     assert torch.autograd.gradgradcheck(function, leaves)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 @pytest.mark.parametrize("function", [FUNCTIONS[0], FUNCTIONS[1]], ids=["angles", "tables"])
 def test_derivatives_of_jax_under_jit_equal_differences(function, rng):
     jax = pytest.importorskip("jax")
@@ -196,7 +193,6 @@ def test_results_in_place_and_of_strided_and_read_only_arrays_are_equal(backend,
             np.testing.assert_allclose(backend.back(y), e, **CLOSE)
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("lengths", [(0, 5, 4, 2), (2, 0, 4, 2), (2, 5, 0, 0), (2, 5, 0, 2)])
 def test_empty_axes_give_empty_results(backend, lengths):
     (*rows, q_heads, heads), f4 = lengths, np.float32

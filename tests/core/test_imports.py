@@ -1,7 +1,7 @@
 """import rope_xp is quick and imports no framework. Each check runs in a process of its own."""
 
 import pytest
-from support.exhaustive import exhaustive
+from support.cases import slow
 from support.programs import run
 
 FRAMEWORKS = (
@@ -14,7 +14,7 @@ def python(code: str, *flags: str) -> list[str]:
     return run("-W", "error", *flags, "-c", code).splitlines()
 
 
-@pytest.mark.parametrize("flags", [exhaustive(()), ("-OO",)])
+@pytest.mark.parametrize("flags", [slow(()), ("-OO",)])
 def test_import_and_the_first_call_bring_no_framework(flags):
     """import takes 50 ms beyond numpy at most, which asv_benchmarks/imports.py times."""
     lines = python(
@@ -33,7 +33,7 @@ def test_import_and_the_first_call_bring_no_framework(flags):
     assert lines[1:] == ["[]", "[]"]
 
 
-@pytest.mark.exhaustive  # a process that imports torch
+@pytest.mark.slow  # a process that imports torch
 def test_arrays_of_a_library_imported_later_bring_no_other():
     pytest.importorskip("torch")
     modules = ("rope_xp_backends.gpu.triton_kernel", "torch._dynamo", "torch._inductor")
@@ -46,7 +46,7 @@ def test_arrays_of_a_library_imported_later_bring_no_other():
     assert lines == ["[]"]
 
 
-@pytest.mark.exhaustive  # torch.compile takes seconds
+@pytest.mark.slow  # torch.compile takes seconds
 def test_a_compiled_function_may_meet_the_first_array_of_numpy():
     pytest.importorskip("torch")
     lines = python(

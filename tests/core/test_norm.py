@@ -45,7 +45,6 @@ def compare(backend: Target, got: Any, expected: np.ndarray) -> None:
     assert (np.abs(got - expected) <= step * np.abs(expected).max(-1, keepdims=True)).all()
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("backend", rows(tuple(t.name for t in TARGETS if t.name != "numpy-cuda")))
 @pytest.mark.parametrize("rope", ROPES)
 @pytest.mark.parametrize("kind", WEIGHTS)
@@ -80,7 +79,6 @@ def test_norms_of_every_backend_equal_the_portable_path(backend, rope, kind, dty
             np.testing.assert_array_equal(backend.back(x), before)
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("n", [2, 46, 70])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
@@ -229,7 +227,7 @@ def test_weights_of_unequal_parts_of_a_head_are_refused():
         RoPE(rotary_dim=8).apply(q, q, norm=QKNorm(np.ones(16), np.ones(8)))
 
 
-@pytest.mark.exhaustive  # a process that imports jax
+@pytest.mark.slow  # a process that imports jax
 def test_a_norm_without_weights_is_a_pytree_before_any_array():
     pytest.importorskip("jax")
     rotate = "f = jax.jit(lambda q, norm: rope_xp.RoPE().rotate(q, norm=norm))"

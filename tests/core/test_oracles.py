@@ -16,7 +16,6 @@ with warnings.catch_warnings():
 CASES = [c for c in node._NodeTestCases if "rotary" in c.name and "expanded" not in c.name]
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_tables_rotate_as_the_node_tests_of_onnx(backend, case):
     assert len(CASES) == 8

@@ -238,7 +238,7 @@ def test_scalings_pass_through_pydantic(scaling):
     assert adapter.validate_json(adapter.dump_json(scaling)) == scaling
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_scalings_built_within_a_graph_rotate_as_outside():
     torch = pytest.importorskip("torch")
     long = RoPE(scaling=LongRoPE((1.0,) * 8, (1.0, 2.0) * 4, 64, factor=4.0))

@@ -41,7 +41,6 @@ def check_at(
     check_result(backend, results[3], back, k, rope, inverse=True)
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES)
 def test_angles_rotate_as_their_rope(backend, rope, rng):
     for dtype in ("float32",) if backend.compiles else backend.floats:
@@ -49,7 +48,6 @@ def test_angles_rotate_as_their_rope(backend, rope, rng):
         check_at(backend, rope, q, k, POSITIONS)
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("kind", ["batched", "one a sequence", "fractions", "token", "components"])
 def test_angles_of_positions_of_every_kind_rotate_as_their_rope(backend, kind, rng):
     axes = (0, 1, 0, 1) if kind == "components" else None

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.random import Generator
 from support.bits import same, sample
-from support.exhaustive import exhaustive
+from support.cases import slow
 from support.targets import TARGETS, numpy_dtype, rows, truth
 from support.ways import run_both_ways
 
@@ -120,7 +120,6 @@ def fill(cache: np.ndarray, k: np.ndarray, slots: np.ndarray, axes: str) -> np.n
     return flat.reshape(cache.shape)
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("backend", rows(tuple(t.name for t in TARGETS[1:])))  # 0 is read-only
 @pytest.mark.parametrize("axes", TOKENS)
 @pytest.mark.parametrize("cache", CACHES)
@@ -158,7 +157,6 @@ def fill_named(
     return filled
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("backend", rows(tuple(t.name for t in TARGETS[1:])))
 @pytest.mark.parametrize("axes", ["bshd", "bhsd", "sbhd"])
 @pytest.mark.parametrize("names", NAMED)
@@ -190,7 +188,6 @@ def test_new_keys_go_where_letters_of_the_cache_say(backend, axes, names, chosen
 KINDS = ("plain", "bfloat16", "float64", "norm", "angles", "k_positions", "in place", "numpy slots")
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("backend", rows(("numpy-native", "torch-native")))
 @pytest.mark.parametrize("names", NAMED)
 @pytest.mark.parametrize("axes", ["bshd", "bhsd", "sbhd"])
@@ -382,16 +379,14 @@ def move(dtype: str, start: int, step: int, moves: int, *, slots: bool) -> float
     return float(np.abs(keys.astype(np.float64) - expected).max() / np.abs(expected).max())
 
 
-@pytest.mark.parametrize(
-    ("start", "step"), [(1_000_000, -1), exhaustive(5000, 1), exhaustive(300_000, 64)]
-)
+@pytest.mark.parametrize(("start", "step"), [(1_000_000, -1), slow(5000, 1), slow(300_000, 64)])
 def test_errors_of_a_thousand_moves_stay_small(start, step):
     """In slots float32 is turned in float64, which leaves one rounding a move."""
     assert move("float32", start, step, 1000, slots=True) <= 1e-5
     assert move("float32", start, step, 1000, slots=False) <= 1e-4
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_bfloat16_is_to_be_moved_seldom():
     """Its keys have 8 bits: a little turn is rounded away, and a thousand of them are lost."""
     assert move("bfloat16", 1_000_000, -1000, 1, slots=True) < 2.0**-8

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.bits import sample
-from support.exhaustive import exhaustive
+from support.cases import slow
 from support.programs import printed
 from support.rules import Only, Twice
 from support.targets import namespace, truth
@@ -168,9 +168,9 @@ def test_a_bounded_cache_keeps_the_entries_used_last(size, keys):
 
 
 SELDOM = [
-    exhaustive("gradients", "torch"),
-    exhaustive("mixed", "torch"),
-    exhaustive("ropes", "jax"),
+    slow("gradients", "torch"),
+    slow("mixed", "torch"),
+    slow("ropes", "jax"),
 ]
 
 
@@ -187,7 +187,7 @@ def test_calls_of_every_kind_hold_at_most_64_mib_of_rss(kind, library):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="RSS is read from /proc")
-@pytest.mark.parametrize("library", ["numpy", exhaustive("torch")])
+@pytest.mark.parametrize("library", ["numpy", slow("torch")])
 def test_ten_thousand_calls_of_a_rope_hold_8_mib_of_rss(library):
     """Tables of two head_dims, and nothing for a call."""
     if importlib.util.find_spec(library) is None:
@@ -252,7 +252,6 @@ EQUAL = {
 }
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize(("one", "two"), EQUAL.values(), ids=EQUAL)
 def test_equal_rules_of_other_types_do_not_share_tables(backend, one, two):
     assert one == two

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.exhaustive import exhaustive
+from support.cases import slow
 
 HERE = Path(__file__).parent
 STORED: dict[str, Any] = json.loads((HERE / "results.json").read_text())
@@ -33,8 +33,8 @@ def test_page_is_that_of_results_and_of_no_others(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "package", "module"),
     [
-        exhaustive("modules", "rotary-embedding-torch", "rotary_embedding_torch"),
-        exhaustive("graphs", "onnxruntime", "onnxruntime"),
+        slow("modules", "rotary-embedding-torch", "rotary_embedding_torch"),
+        slow("graphs", "onnxruntime", "onnxruntime"),
         ("arrays_of_jax", "mlx", "mlx.core"),
     ],
 )

@@ -99,7 +99,7 @@ def test_policies_cast_neither_arrays_nor_positions(policy):
         keras.config.set_dtype_policy("float32")
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_tests_of_keras_pass_on_its_other_backend():
     backend = {"torch": "jax", "jax": "torch"}[os.environ["KERAS_BACKEND"]]
     pytest.importorskip(backend)

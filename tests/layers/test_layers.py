@@ -7,7 +7,7 @@ import pickle
 
 import numpy as np
 import pytest
-from support.exhaustive import exhaustive
+from support.cases import slow
 from support.layers import (
     EQUINOX,
     FLAX,
@@ -26,7 +26,7 @@ from rope_xp import Angles, QKNorm, RopeError
 DEALT = [
     *((TORCH, "plain"), (FLAX, "half"), (EQUINOX, "slice"), (KERAS, "yarn")),
     *((TORCH, "mscale"), (KERAS, "longrope")),
-    *(exhaustive(FLAX, "sections"), exhaustive(EQUINOX, "axial")),
+    *(slow(FLAX, "sections"), slow(EQUINOX, "axial")),
 ]
 
 

@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from support.exhaustive import exhaustive
+from support.cases import slow
 from support.layers import LONGROPE, ROPES, TORCH, assert_same, inputs
 from support.lazily import Lazily
 
@@ -194,7 +194,7 @@ def test_gradients_are_the_same_under_activation_checkpointing(learn, use_checkp
         assert frequencies.grad.abs().max() > 1
 
 
-@pytest.mark.parametrize("learn", [None, exhaustive("head")])
+@pytest.mark.parametrize("learn", [None, slow("head")])
 def test_compiled_layer_serves_all_lengths_after_one_recompilation(learn):
     torch._dynamo.reset()
     counter, layer = dynamo.CompileCounter(), learner(learn=learn) if learn else Rotary(ROPE)
@@ -221,7 +221,7 @@ class Normalize(torch.nn.Module):
         return self.rotary(q * q_weight, k * k_weight, positions)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_qk_norm_built_in_forward_costs_no_graph_more_than_the_formula():
     """Which takes one graph for a length and one for all."""
     torch._dynamo.reset()

@@ -10,7 +10,7 @@ import re
 
 import pytest
 from support import census, plans  # first, as they skip this module without transformers
-from support.exhaustive import exhaustive
+from support.cases import slow
 
 import rope_xp
 from rope_xp import RopeError
@@ -25,7 +25,7 @@ REFUSALS = (RopeError, LookupError, AttributeError, TypeError, RuntimeError)
 # frequencies, and one that is left.
 SHORT = (
     *("deepseek_v3", "llama4", "nanochat", "gemma3", "ernie4_5_vl_moe"),
-    *map(exhaustive, ("glm", "phi3", "mistral_large4", "pixtral")),
+    *map(slow, ("glm", "phi3", "mistral_large4", "pixtral")),
 )
 
 
@@ -59,7 +59,7 @@ def test_rotary_modules_of_a_model_are_equal_or_left_and_pass_the_check(director
         assert [str(f) for f in findings if f.kind != "not checked"] == [], unit.name
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_rotary_modules_of_all_models_are_nearly_all_equal():
     """In one test, as it takes longer to import their code than to compare it."""
     every = {name: x for d in census.list_directories() for name, x in compare(d).items()}
@@ -158,7 +158,7 @@ def patch_all(directory):
 SOME = "ernie4_5_vl_moe falcon gemma4 glm4v gpt_oss llama4 moshi neucodec persimmon phi4_multimodal"
 SOME += " pixtral qwen3_omni_moe sam3 zamba2"
 NONE = "bamba clvp dinov3_vit edgetam_video esm mistral_large4 nanochat seamless_m4t"
-LATER = map(exhaustive, f"{SOME} {NONE}".split())
+LATER = map(slow, f"{SOME} {NONE}".split())
 
 
 @pytest.mark.parametrize("directory", ["llama", "qwen2_vl", "lasr", *LATER])
@@ -166,7 +166,7 @@ def test_classes_of_a_model_are_patched_or_left_for_a_reason(directory):
     assert any(patch_all(directory)) == (directory not in NONE.split())
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 def test_classes_of_all_models_are_patched_and_have_their_plan():
     """In one test, as it takes longer to import their code than to compare it."""
     patched, planned = [], []

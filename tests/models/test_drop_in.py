@@ -94,7 +94,7 @@ def test_drop_in_of_bfloat16_rounds_once():
     assert all(map(torch.equal, apply_rotary_transformers(*narrow), (x.bfloat16() for x in wide)))
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_drop_in_compiles_when_told_the_columns():
     torch._dynamo.reset()
     q, k, cos, sin, _ = arrays("llama")
@@ -106,7 +106,7 @@ def test_drop_in_compiles_when_told_the_columns():
         blind(q, k, cos, sin)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_drop_in_jits_when_told_the_columns():
     jax = pytest.importorskip("jax")
     jax_arrays = [jax.numpy.asarray(x.numpy()) for x in arrays("cohere")[:4]]

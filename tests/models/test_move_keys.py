@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 import torch
 import transformers
 from support import small_models
-from support.exhaustive import exhaustive, weekly
+from support.cases import slow
 from transformers import DynamicCache, StaticCache, cache_utils
 
 import rope_xp
@@ -33,8 +33,8 @@ REFUSED = {
 SINGLE = ("llama4_text", "dots3_note_text", "flint")  # code that computes in float32 always
 MOVED = [
     *SHORT,
-    *(exhaustive(name) for name in small_models.DISTINCT if name not in {*SHORT, *REFUSED}),
-    *(weekly(name) for name in small_models.FAMILIES if name not in small_models.DISTINCT),
+    *(slow(name) for name in small_models.DISTINCT if name not in {*SHORT, *REFUSED}),
+    *(slow(name) for name in small_models.FAMILIES if name not in small_models.DISTINCT),
 ]
 
 
@@ -112,7 +112,7 @@ def test_keys_that_cannot_be_moved_are_refused_with_the_reason(name: str) -> Non
         move_keys(cache, model, None, np.arange(20) + 1)
 
 
-@pytest.mark.parametrize("name", ["qwen2_vl_text", exhaustive("qwen3_vl_text")])
+@pytest.mark.parametrize("name", ["qwen2_vl_text", slow("qwen3_vl_text")])
 def test_keys_of_several_components_move_by_each(name: str) -> None:
     model = patch(small_models.multimodal_text(name).double())
     old = torch.arange(20) + torch.tensor([0, 3, 5])[:, None, None].expand(3, 2, 1)

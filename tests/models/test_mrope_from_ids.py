@@ -121,7 +121,6 @@ PROMPTS = [
 ]
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("name", [*indexer.WHOLE_VIDEOS, *indexer.SEPARATE_FRAMES])
 @pytest.mark.parametrize("parts", PROMPTS, ids=str)
 def test_positions_of_images_and_videos_are_those_of_the_model(name, parts):
@@ -176,7 +175,6 @@ def audio_length(name, tokens):
     return next(n for n in range(2000) if module._get_feat_extract_output_lengths(n) == tokens)
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("name", indexer.OMNI)
 @pytest.mark.parametrize("seconds", [1.0, 2 / 3, 5.0, 2 / 25])
 @pytest.mark.parametrize("audio_tokens", [0, 1, 7, 160])

@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import torch
-from support.exhaustive import exhaustive
+from support.cases import slow
 from support.lazily import Lazily
 from support.patched import LOGITS, TOKENS, generate, gradients, is_ours, logits, modeling, replaced
 from support.small_models import MODELS, make
@@ -28,7 +28,7 @@ SHORT = ["llama", "gemma3_text", "phi3", "glm", "cohere", "deepseek_v3", "gpt_ne
 TURNED = ("q_", "k_", "qkv", "query_key_value", "kv_")
 
 
-@pytest.mark.parametrize("name", [n if n in SHORT else exhaustive(n) for n in MODELS])
+@pytest.mark.parametrize("name", [n if n in SHORT else slow(n) for n in MODELS])
 def test_patched_model_has_its_logits_gradients_and_generation(name):
     model = make(name)
     before, own_gradients, tail = logits(model), gradients(model, *TURNED), generate(model)

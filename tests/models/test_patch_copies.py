@@ -13,7 +13,7 @@ pytest.importorskip("transformers")
 import torch
 import torch.distributed
 import transformers
-from support.exhaustive import exhaustive
+from support.cases import slow
 from support.patched import LOGITS, TOKENS, is_ours, logits, modeling, refuse, replaced
 from support.small_models import CACHE, make, multimodal_text, vision_language
 from torch.distributed.fsdp import fully_shard
@@ -58,7 +58,7 @@ def test_copy_of_a_patched_model_is_patched(rotation, copied):
         *((name, torch.float32) for name in ("llama", "gemma3_text", "llama4_text")),
         *((name, torch.bfloat16) for name in ("llama", "deepseek_v4", "llama4_text")),
         *((name, torch.float64) for name in ("llama", "llama4_text")),
-        exhaustive("cohere", torch.bfloat16),
+        slow("cohere", torch.bfloat16),
     ],
 )
 def test_patch_without_rotation_replaces_the_rotary_modules_alone(name, dtype):
@@ -87,7 +87,7 @@ def test_patched_tables_of_an_image_keep_their_axis_for_a_batch():
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)  # float32 angles below 3
 
 
-@pytest.mark.parametrize("model_type", ["qwen2_vl_text", exhaustive("qwen3_5_text")])
+@pytest.mark.parametrize("model_type", ["qwen2_vl_text", slow("qwen3_5_text")])
 def test_patched_mrope_takes_positions_of_each_shape_that_the_models_expand(model_type):
     original, model = multimodal_text(model_type), patch(multimodal_text(model_type))
     for shape in ((1, 3, 5), (3, 3, 5), (3, 5), (1, 3, 1)):

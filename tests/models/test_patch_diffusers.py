@@ -16,8 +16,8 @@ import torch
 from diffusers.models.transformers import transformer_flux as flux_module
 from diffusers.models.transformers import transformer_kandinsky as kandinsky_module
 from diffusers.models.transformers import transformer_wan as wan_module
+from support.cases import slow
 from support.diffusion_models import SMALL, call_model, flux, wan, z_image
-from support.exhaustive import exhaustive
 from support.patched import is_ours, refuse
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -32,7 +32,7 @@ OUTPUTS = 2e-5
 
 
 def models(*names):
-    chosen = [s if s.name in names else exhaustive(s) for s in SMALL]
+    chosen = [s if s.name in names else slow(s) for s in SMALL]
     return pytest.mark.parametrize("small", chosen, ids=str)
 
 
@@ -132,7 +132,7 @@ def test_frequencies_cast_to_bfloat16_are_patched() -> None:
         assert (ours - theirs).abs().max() < 2e-6
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "name"), [(wan, "blocks"), (z_image, "layers")])
 def test_patched_model_whose_block_is_compiled_has_its_outputs(make, name):
     model, arguments = make()

@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import torch
-from support.exhaustive import exhaustive
+from support.cases import slow
 from support.patched import TOKENS, gradients, logits, refuse
 from support.small_models import MODELS, make, multimodal_text
 from transformers.models.qwen3 import modeling_qwen3
@@ -41,7 +41,7 @@ def assert_near(results, expected):
         ("qwen3", {}),
         ("qwen3_moe", MODELS["minimax_m2"]),
         ("gemma3_text", {}),
-        exhaustive("lfm2", {"layer_types": ["full_attention"] * 2}),  # calls its norms q_layernorm
+        slow("lfm2", {"layer_types": ["full_attention"] * 2}),  # calls its norms q_layernorm
     ],
 )
 def test_patched_norms_keep_logits_and_gradients(name, more, monkeypatch):
@@ -68,7 +68,7 @@ def test_patched_norms_in_16_bits_are_as_near_to_the_truth_as_the_model():
     assert ours < 1.1 * theirs  # it rounds less, but other roundings hide that
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_patched_norms_compile_to_one_graph(monkeypatch):
     torch._dynamo.reset()  # of what other tests compiled
     # Dynamo must not trace how the class of a weight is found.

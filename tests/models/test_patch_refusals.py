@@ -11,7 +11,7 @@ pytest.importorskip("transformers")
 
 import torch
 import transformers
-from support.exhaustive import exhaustive
+from support.cases import slow
 from support.patched import LOGITS, is_ours, logits, modeling, refuse
 from support.small_models import make, vision_language
 from torch import nn
@@ -225,7 +225,7 @@ def test_patch_takes_a_class_that_hands_tables_on_and_does_not_read_them():
 
 
 @pytest.mark.parametrize(
-    ("dtype", "compiled"), [(torch.bfloat16, False), exhaustive(torch.bfloat16, True)]
+    ("dtype", "compiled"), [(torch.bfloat16, False), slow(torch.bfloat16, True)]
 )
 def test_patched_model_calls_a_rotation_that_is_replaced_later_in_the_dtype_of_q(
     dtype, compiled, monkeypatch

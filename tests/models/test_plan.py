@@ -14,7 +14,7 @@ from support import (
     plans,  # first, as it skips this module where torch or transformers is missing
     small_models,
 )
-from support.exhaustive import exhaustive
+from support.cases import slow
 from support.inspected import REAL
 
 import rope_xp
@@ -36,7 +36,7 @@ LATER = """
 """
 
 
-@pytest.mark.parametrize("directory", [*SHORT.split(), *map(exhaustive, LATER.split())])
+@pytest.mark.parametrize("directory", [*SHORT.split(), *map(slow, LATER.split())])
 def test_a_plan_is_what_the_model_does(directory: str) -> None:
     assert plans.list_equal(directory)
 
@@ -119,7 +119,7 @@ def test_plan_of_an_unknown_type_asks_for_the_key_alone() -> None:
         rope_xp.plan(config, layout="half")
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_plan_derives_the_head_dim_that_every_class_fills_in() -> None:
     compared = 0
     for model_type, kind in transformers.CONFIG_MAPPING.items():
@@ -146,7 +146,7 @@ def test_plan_derives_the_head_dim_that_every_class_fills_in() -> None:
     assert compared > 100
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_transformers")
 def test_layers_without_attention_are_not_guessed() -> None:
     """Where a class has them by default, a file must say which they are."""

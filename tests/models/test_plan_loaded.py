@@ -9,7 +9,7 @@ pytest.importorskip("transformers")
 
 import torch
 from support import remote_models, small_models
-from support.exhaustive import exhaustive
+from support.cases import slow
 from support.patched import LOGITS, logits
 
 import rope_xp
@@ -42,7 +42,7 @@ def make(name):
     return small_models.make(name, **more)
 
 
-@pytest.mark.parametrize("name", [*SHORT, *map(exhaustive, MORE.split())])
+@pytest.mark.parametrize("name", [*SHORT, *map(slow, MORE.split())])
 def test_models_of_forgotten_types_have_the_plan_of_the_table_and_are_patched(name, monkeypatch):
     model = make(name)
     expected, before = rope_xp.plan(model), logits(model)

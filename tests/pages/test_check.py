@@ -21,7 +21,7 @@ def test_the_page_shows_the_examples() -> None:
         assert f"```python\n{code.lstrip()}```" in page
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "needed"), EXAMPLES.items())
 def test_example_of_the_page_passes(name: str, needed: str) -> None:
     found = shutil.which(needed) if needed == "c++" else importlib.util.find_spec(needed)

@@ -77,7 +77,7 @@ def test_start_example_with_grouped_heads_is_llama():
     torch.testing.assert_close(result, expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_start_example_of_jax_has_the_loss_and_gradients_of_the_formula():
     example = load("decoder_jax", "__main__")  # which asserts that the loss falls
     import jax

@@ -90,7 +90,6 @@ def test_functions_run_on_the_oldest_standard_with_every_flag_off(name):
         assert result.dtype == xp.float32
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("name", ["attention", "linear, causal", "linear, softmax", "spans"])
 @pytest.mark.parametrize("backend", rows(("torch", "torch-compile", "jax-jit", "dask")))
 def test_functions_on_every_library_have_the_numbers_of_numpy(backend, name):

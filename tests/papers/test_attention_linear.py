@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 from support import attention_oracles as oracles
-from support.exhaustive import exhaustive
+from support.cases import slow
 
 import rope_xp
 from rope_xp import RoPE
@@ -47,7 +47,7 @@ def test_linear_attention_is_its_quadratic_form(name, rotated, causal, tokens):
     np.testing.assert_allclose(result, expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("causal", [exhaustive(False), True])
+@pytest.mark.parametrize("causal", [slow(False), True])
 def test_linear_attention_takes_memory_linear_in_tokens(causal):
     """20 000 tokens: a square of them would be 1.6 GB, a state for each token 82 MB."""
     tokens, d = 20_000, 32
@@ -105,7 +105,7 @@ def spans(xp, q, k, v):
     return xp.exp(logits) + 0.0 * v.sum()  # a loss such as GlobalPointer's: no span adds nothing
 
 
-@pytest.mark.parametrize("function", [*map(exhaustive, (softmax, linear)), linear_causal, spans])
+@pytest.mark.parametrize("function", [*map(slow, (softmax, linear)), linear_causal, spans])
 def test_gradients_of_torch_and_jax_are_finite_differences(function):
     """Those of torch in float64 against finite differences, all others against those."""
     torch, jax = pytest.importorskip("torch"), pytest.importorskip("jax")

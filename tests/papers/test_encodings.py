@@ -28,7 +28,6 @@ def test_scores_are_those_of_the_double_loop(name, size, rng):
     np.testing.assert_allclose(scores, expected(name, case), rtol=0, atol=ATOL)
 
 
-@pytest.mark.covering
 @every_function
 @pytest.mark.parametrize("backend", LIBRARIES)
 def test_scores_of_every_library_and_its_positions_are_those_of_the_loop(backend, name, rng):
@@ -90,7 +89,6 @@ def test_positions_broadcast_over_batches(name, batch, shape, rng):
     np.testing.assert_allclose(scores, exact, rtol=0, atol=ATOL)
 
 
-@pytest.mark.covering
 @every_score
 @pytest.mark.parametrize("backend", rows(("numpy", "torch", "jax", "dask")))
 def test_distances_beyond_int32_do_not_wrap(backend, name, rng):

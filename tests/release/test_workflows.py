@@ -18,7 +18,7 @@ MAY = {
     "gate/gate": {"contents": "read"},
     "gate/core": {"contents": "read"},
     "gate/platforms": {"contents": "read"},
-    **{f"newest/{key}": {"contents": "read"} for key in ("core", "versions", "models", "faults")},
+    **{f"newest/{key}": {"contents": "read"} for key in ("core", "versions", "faults")},
     "release/gate": {"contents": "read"},
     "release/build": {"contents": "read"},
     "release/attest": {"id-token": "write", "attestations": "write"},

@@ -13,8 +13,8 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from support.cases import slow
 from support.engine_kernels import interleaved, make, norm, sequence_positions, turn
-from support.exhaustive import exhaustive
 
 from rope_xp import QKNorm, RoPE, RopeError, scaling
 from rope_xp.testing import assert_rotates, conventions, identify
@@ -91,7 +91,7 @@ SHORT += ("transformer-engine", "huggingface, YaRN", "liger, M-RoPE", "megatron,
 SHORT += ("ggml, M-RoPE", "mlx")
 
 
-@pytest.mark.parametrize("name", [n if n in SHORT else exhaustive(n) for n in FORMS])
+@pytest.mark.parametrize("name", [n if n in SHORT else slow(n) for n in FORMS])
 def test_right_kernels_raise_no_alarm(name: str) -> None:
     case = FORMS[name]
     if case.engine == "mlx":

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from support.exhaustive import exhaustive
+from support.cases import slow
 from support.planted import HALF, HEAD_DIM, SECTIONS
 
 from rope_xp import RoPE, RopeError, scaling
@@ -39,7 +39,7 @@ def by_rope(rope):
 LATER = ("half", "slice", "linear", "ntk", "yarn, not rounded")
 
 
-@pytest.mark.parametrize("name", [exhaustive(n) if n in LATER else n for n in ROPES])
+@pytest.mark.parametrize("name", [slow(n) if n in LATER else n for n in ROPES])
 def test_identify_finds_the_rope(name):
     rope = ROPES[name]
     result = identify(by_rope(rope), 64)
@@ -70,7 +70,7 @@ def test_identified_errors_are_those_of_cos_and_sin():
 
 
 @pytest.mark.parametrize(
-    ("dtype", "name"), [exhaustive("float16", "linear"), ("bfloat16", "yarn"), ("float64", "half")]
+    ("dtype", "name"), [slow("float16", "linear"), ("bfloat16", "yarn"), ("float64", "half")]
 )
 def test_identify_of_other_dtypes_finds_the_rope(dtype, name):
     torch = pytest.importorskip("torch")
@@ -112,7 +112,7 @@ def test_identify_finds_parameters_of_dynamic_rules():
     assert len([fault for fault in result.faults if "change beyond 2048" in fault]) == 1
 
 
-@pytest.mark.parametrize("name", ["numpy", "torch", exhaustive("jax.numpy")])
+@pytest.mark.parametrize("name", ["numpy", "torch", slow("jax.numpy")])
 def test_identify_finds_the_library_that_a_function_takes(name):
     module = pytest.importorskip(name)
     kind, kinds = type(module.zeros(1)), []

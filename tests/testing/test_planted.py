@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from support.exhaustive import exhaustive
+from support.cases import slow
 from support.planted import FAULTS, HEAD_DIM
 
 from rope_xp import RopeError
@@ -20,7 +20,7 @@ LATER = re.compile(
 
 @pytest.mark.parametrize(
     "fault",
-    [exhaustive(f) if LATER.match(f.name) else f for f in FAULTS],
+    [slow(f) if LATER.match(f.name) else f for f in FAULTS],
     ids=lambda fault: fault.name,
 )
 def test_planted_fault_is_named(fault):

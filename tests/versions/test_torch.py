@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from rope_xp import RoPE
 
-pytestmark = pytest.mark.exhaustive  # the short suite has tests/backends/torch
+pytestmark = pytest.mark.slow  # the short suite has tests/backends/torch
 
 ROPES = {name: layers.ROPES[name] for name in ("half", "yarn", "sections")}
 

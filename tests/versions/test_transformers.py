@@ -15,7 +15,7 @@ from support.small_models import make, vision_language
 import rope_xp
 from rope_xp.integrations.transformers import patch, unpatch
 
-pytestmark = pytest.mark.exhaustive  # the short suite patches models in tests/models/test_patch.py
+pytestmark = pytest.mark.slow  # the short suite patches models in tests/models/test_patch.py
 
 VERSION = tuple(map(int, transformers.__version__.split(".")[:2]))
 OLD = ("cohere", "gemma2", "gpt_neox", "llama", "mistral", "phi3", "qwen2")

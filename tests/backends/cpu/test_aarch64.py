@@ -108,7 +108,7 @@ def _map_pages(emulator, _access, address, size, *_):
     return True
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_kernels_for_aarch64_have_the_bits_of_numpy(native, monkeypatch, tmp_path, rng):
     emulated = Emulated(build(tmp_path))
     decline_all(monkeypatch)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.lib.stride_tricks import as_strided
 from support.bits import same, sample
+from support.cases import slow
 from support.equality import LAYOUTS
-from support.exhaustive import exhaustive
 from support.kinds import COPIED, KINDS
 from support.rules import Times
 from support.targets import numpy_dtype, truth
@@ -21,7 +21,6 @@ POSITIONS = np.random.default_rng(0).integers(-70_000, 1 << 22, 130)
 
 
 # Infinity times zero is among them.
-@pytest.mark.covering
 @pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
 @pytest.mark.parametrize("layout", LAYOUTS[:2])
 @pytest.mark.parametrize("pairs", [32, 1])  # whole vectors, and what is left beside them
@@ -37,7 +36,6 @@ def test_all_numbers_of_16_bits_have_the_bits_of_numpy(any_path, dtype, pairs, l
     same(rope.rotate(x, positions), truth(rope.rotate, x, positions))
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_slices_of_every_width_and_alignment_have_the_bits_of_numpy(any_path, dtype, layout, rng):
@@ -107,7 +105,6 @@ def test_parts_of_a_projection_are_rotated_in_place_and_the_rest_stays(any_path,
 AXES = [None, (0,) * 5 + (1,) * 12 + (2,) * 8, (0, 1, 2) * 8 + (0,), (0,) * 9 + (2,) * 15 + (0,)]
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])  # float32 is computed as bfloat16
 @pytest.mark.parametrize("axes", AXES, ids=str)
 @pytest.mark.parametrize("kind", ["integers", "floats"])
@@ -125,7 +122,7 @@ def test_components_and_fractions_have_the_bits_of_numpy(any_path, kind, axes, d
                 same(turn(x, positions), truth(turn, x, positions))
 
 
-@pytest.mark.parametrize("path", ["portable", exhaustive("native")])
+@pytest.mark.parametrize("path", ["portable", slow("native")])
 def test_fractions_of_too_fast_pairs_give_nan_when_compiled(path):
     torch = pytest.importorskip("torch")
     rope, x = RoPE(layout="half", base=1e-5), torch.ones(3, 1, 8)
@@ -156,7 +153,6 @@ VIEWS = {
 }
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("layout", LAYOUTS)

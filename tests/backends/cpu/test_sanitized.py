@@ -3,7 +3,7 @@
 import shutil
 
 import pytest
-from support.exhaustive import exhaustive, weekly
+from support.cases import slow
 from support.programs import TESTS, run
 from support.sanitized import build
 
@@ -20,7 +20,7 @@ FUZZ = TESTS / "fuzz"
 @pytest.mark.parametrize(
     ("sanitizer", "level", "tests"),
     [
-        exhaustive(
+        slow(
             *("address,undefined", "3"),
             [
                 ("-k", "native and not torch", KERNELS),
@@ -33,7 +33,7 @@ FUZZ = TESTS / "fuzz"
                 ("-m", "fuzz", "-k", "numpy and not chunked and not portable", FUZZ),
             ],
         ),
-        weekly("thread", "2", [("-k", "any_number or eight or outlives", THREADS)]),
+        slow("thread", "2", [("-k", "any_number or eight or outlives", THREADS)]),
     ],
 )
 def test_sanitizers_find_nothing_in_kernels(sanitizer, level, tests, native, tmp_path):

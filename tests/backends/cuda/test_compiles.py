@@ -9,8 +9,8 @@ from collections import Counter
 import pytest
 from rope_xp_backends.gpu.cuda_plan import COMPONENTS, COS_SIN, NARROW_COS_SIN, TABLE_LOOKUP
 from support import cuda_on_cpu
+from support.cases import slow
 from support.cuda_on_cpu import every_key
-from support.exhaustive import exhaustive
 
 WIDE = [key for key in every_key() if key.access == 16]
 # For arrays that lie askew: one generation stands for all, and bfloat16 for float16.
@@ -77,7 +77,7 @@ def disassembled(cubin, folder):
 # Steps are primes, so that they reach every width of every dtype and layout.
 @pytest.mark.parametrize(
     ("arch", "every"),
-    [("sm_90", 41), *(exhaustive(arch, 7) for arch in MATRIX)],
+    [("sm_90", 41), *(slow(arch, 7) for arch in MATRIX)],
 )
 def test_kernels_fit_registers_and_spill_nothing(arch, every, nvrtc, tmp_path):
     keys = MATRIX[arch][::every]

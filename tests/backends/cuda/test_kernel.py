@@ -16,8 +16,8 @@ from rope_xp_backends.gpu.cuda_plan import (
 )
 from support import cuda_on_cpu
 from support.bits import same, sample
+from support.cases import slow
 from support.equality import LAYOUTS, list_caches
-from support.exhaustive import exhaustive
 from support.targets import lent, numpy_dtype, truth
 
 import rope_xp
@@ -131,7 +131,7 @@ def test_accesses_are_as_wide_as_the_alignment_of_tables_allows(rng):
         assert cuda_on_cpu.get_keys()[0].access == access
 
 
-@pytest.mark.parametrize("head_dim", [2, 6, 80, 576, exhaustive(2048)])
+@pytest.mark.parametrize("head_dim", [2, 6, 80, 576, slow(2048)])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_head_dim_has_the_bits_of_numpy(head_dim, layout, rng):
     """Beside powers of two; and so large that a block has no thread for each pair."""
@@ -215,7 +215,7 @@ def test_keys_with_angles_of_their_own_take_the_same_launch(layout, tokens, rng)
         assert len(cuda_on_cpu.PATH.ran) == 1
 
 
-@pytest.mark.exhaustive  # which has all kernels compiled once more
+@pytest.mark.slow  # which has all kernels compiled once more
 @pytest.mark.parametrize(("dtype", "access"), NORMS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_norms_are_within_two_ulp(dtype, layout, access, rng):

@@ -65,7 +65,7 @@ def host(monkeypatch):
     return synchronized
 
 
-@pytest.mark.exhaustive  # which compiles the kernels with norms
+@pytest.mark.slow  # which compiles the kernels with norms
 def test_norms_of_cached_calls_read_their_own_weights(host, rng):
     q, k = sample(rng, 5, 4, 16), sample(rng, 5, 2, 16)
     for _ in range(3):
@@ -85,7 +85,6 @@ VIEWS = {
 }
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("axes", VIEWS)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("layout", LAYOUTS)

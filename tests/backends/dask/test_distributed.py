@@ -42,7 +42,7 @@ def rotated(chunks: int):
     )
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 @pytest.mark.skipif(not STATUS.exists(), reason="only Linux tells the peak of memory")
 def test_arrays_larger_than_a_worker_pass_through_it_without_spilling(tmp_path):
     distributed = pytest.importorskip("distributed", reason="distributed is not installed")

@@ -31,7 +31,7 @@ def spelled_for_gpus(compiled, direction):
     return cases
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 @pytest.mark.parametrize(("path", "kind"), [("jit", "Auto"), ("jit-gpu", "Explicit")])
 def test_shardings_pass_through_a_rotation_and_nothing_moves(path, kind):
     """On eight devices: see meshes.py."""
@@ -42,7 +42,7 @@ def test_shardings_pass_through_a_rotation_and_nothing_moves(path, kind):
     assert int(count) > 20
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_angles_q_and_k_take_one_kernel_each(compiled, direction):
     for case in spelled_for_gpus(compiled, direction):

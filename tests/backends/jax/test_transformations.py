@@ -4,8 +4,8 @@ import importlib
 
 import numpy as np
 import pytest
+from support.cases import slow
 from support.equality import LAYOUTS
-from support.exhaustive import exhaustive
 
 import rope_xp
 from rope_xp import Angles, RoPE
@@ -37,7 +37,7 @@ def close(a, b, atol=ATOL):
 
 
 both_paths = pytest.mark.parametrize("path", ["jit", "jit-gpu"], indirect=True)
-one_path = pytest.mark.parametrize("path", [exhaustive("jit"), "jit-gpu"], indirect=True)
+one_path = pytest.mark.parametrize("path", [slow("jit"), "jit-gpu"], indirect=True)
 
 
 @both_paths
@@ -86,7 +86,7 @@ def test_derivatives_keep_the_angles_of_tokens_alone():
     close(tangent, RoPE().rotate(jnp.ones_like(x), POSITIONS))
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_composed_transformations_equal_plain_calls():
     rope, x = RoPE(), sample(3, 5, 2, 8)
     p = jnp.asarray(POSITIONS, jnp.int32)
@@ -124,7 +124,7 @@ def test_donated_inputs_are_reused():
     close(got, expected)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_strict_dtypes_rank_promotion_and_debug_nans_are_obeyed():
     q, k = sample(2, 5, 4, 16), sample(2, 5, 2, 16)
     strict = jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise")
@@ -150,7 +150,7 @@ def test_float64_with_x64_is_exact_and_out_of_range_nan():
         assert bool(jnp.isnan(beyond).all())
 
 
-@pytest.mark.parametrize("implicit", [exhaustive(True), False])
+@pytest.mark.parametrize("implicit", [slow(True), False])
 def test_exported_functions_of_symbolic_lengths_equal_numpy(implicit):
     from jax import export
 

@@ -28,7 +28,7 @@ def layers(q, k, positions):
     return q, k
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_heap")
 def test_a_graph_of_many_layers_holds_tables_once_and_frees_them():
     graphs = []

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from support.exhaustive import exhaustive
+from support.cases import slow
 from support.oracles import true_cos_sin
 from support.torch_op import POSITIONS, noting, recording, same, sample
 
@@ -30,7 +30,7 @@ def norm_inside(q, k, p):
     return RoPE(layout="half").apply(q, k, p, norm=rope_xp.QKNorm(WEIGHT, WEIGHT))
 
 
-@pytest.mark.parametrize("function", [positions_of_every_kind, exhaustive(norm_inside)])
+@pytest.mark.parametrize("function", [positions_of_every_kind, slow(norm_inside)])
 def test_compiled_calls_take_two_graphs_for_all_lengths_without_warnings(function):
     """The first is for one length, the second for all. pytest makes warnings errors."""
     graphs = []
@@ -43,7 +43,7 @@ def test_compiled_calls_take_two_graphs_for_all_lengths_without_warnings(functio
     assert len(graphs) <= 2
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_generated_code_has_exact_angles_and_nan_out_of_range():
     """The trap: traced, the float64 table builder was compiled in float32, off by 4.4e-4.
 
@@ -57,7 +57,7 @@ def test_generated_code_has_exact_angles_and_nan_out_of_range():
     assert torch.stack(nowhere).isnan().all()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_rotations_and_gradients_in_generated_code_equal_eager_ones():
     rotate = RoPE(layout="half").apply
     q, k = sample(1, 5, 4, 16, grad=True), sample(1, 5, 2, 16)
@@ -87,7 +87,7 @@ def there_and_back(x):
 
 @pytest.mark.parametrize(
     ("function", "path"),
-    [(two_ropes, None), (in_place, None), exhaustive(there_and_back, "portable")],
+    [(two_ropes, None), (in_place, None), slow(there_and_back, "portable")],
 )
 def test_compiled_functions_equal_eager_ones(function, path):
     x, y = sample(900, 2, 8), sample(900, 2, 8)
@@ -130,7 +130,7 @@ class Layer(torch.nn.Module):
 
 
 @torch._dynamo.config.patch(recompile_limit=64)  # far more ropes than a model has
-@pytest.mark.parametrize(("dynamic", "every", "sizes"), [(None, 3, 1), exhaustive(True, 2, 2)])
+@pytest.mark.parametrize(("dynamic", "every", "sizes"), [(None, 3, 1), slow(True, 2, 2)])
 def test_compiled_layers_keep_their_ropes_apart(dynamic, every, sizes):
     """One forward function, many ropes and sizes: numbers that Dynamo would make symbols of."""
     rule = Nested(Inner(factor=2.0), (1.0, 2.0, 4.0, 8.0))
@@ -156,9 +156,9 @@ WIDE = {"device": torch.device("cpu"), "dtype": torch.float64}
 @pytest.mark.parametrize(
     ("positions", "options"),
     [
-        *((POSITIONS // 7 + 0.25, WIDE), exhaustive([1, 16_777_217.7], {})),
-        exhaustive(POSITIONS, {}),
-        *(exhaustive(positions, WIDE) for positions in (POSITIONS.tolist(), range(3), 7)),
+        *((POSITIONS // 7 + 0.25, WIDE), slow([1, 16_777_217.7], {})),
+        slow(POSITIONS, {}),
+        *(slow(positions, WIDE) for positions in (POSITIONS.tolist(), range(3), 7)),
     ],
 )
 def test_compiled_tables_of_positions_of_every_kind_equal_eager_ones(positions, options):
@@ -177,10 +177,10 @@ def test_compiled_tables_of_positions_of_every_kind_equal_eager_ones(positions, 
     [
         ("half", 2048, None, True),  # 2**18 numbers in both
         ("half", 2049, None, False),
-        exhaustive("interleaved", 129, None, False),
-        exhaustive("half", 2, {}, False),  # a graph for all lengths
-        exhaustive("half", 2, {"min": 2, "max": 2048}, True),
-        exhaustive("half", 2, {"min": 2, "max": 2049}, False),
+        slow("interleaved", 129, None, False),
+        slow("half", 2, {}, False),  # a graph for all lengths
+        slow("half", 2, {"min": 2, "max": 2048}, True),
+        slow("half", 2, {"min": 2, "max": 2049}, False),
     ],
 )
 def test_rotations_known_to_be_small_are_left_to_the_compiler(layout, tokens, dynamic, fused):

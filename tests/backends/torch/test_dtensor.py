@@ -30,7 +30,7 @@ def start(folder, processes):
     return started
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_dtensors_on_two_and_four_processes_equal_one_process(tmp_path):
     # Both at once: most of the time goes into starting processes.
     worlds = {n: start(tmp_path / str(n), n) for n in CASES}
@@ -64,7 +64,7 @@ def launched(name):
     return subprocess.Popen(command, env=environment(**FEW), **pipes)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_examples_of_distributed_programs_run():
     processes = {name: launched(name) for name in EXAMPLES}
     try:

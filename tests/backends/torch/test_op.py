@@ -5,7 +5,7 @@ from unittest.mock import Mock
 
 import pytest
 from rope_xp_backends.torch import gpu, op
-from support.exhaustive import exhaustive
+from support.cases import slow
 from support.rules import Temperature
 from support.targets import truth
 from support.torch_op import POSITIONS, TORCH, recording, rotate, same, sample
@@ -21,7 +21,7 @@ ops = torch.ops.rope_xp
 pytestmark = pytest.mark.usefixtures("_by_kernels")
 
 
-@pytest.mark.parametrize(("looked_up", "turn"), [(True, 0), (False, 1), exhaustive(True, 2)])
+@pytest.mark.parametrize(("looked_up", "turn"), [(True, 0), (False, 1), slow(True, 2)])
 def test_operators_pass_the_checks_of_torch(looked_up, turn):
     angles = (None, None, *RoPE().cos_sin(POSITIONS, 8), None, None)
     if looked_up:
@@ -118,7 +118,7 @@ def train(attention, tokens, p):
     return *results, *torch.autograd.grad([x.square().sum() for x in results], (q, k))
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 @pytest.mark.skipif(
     TORCH < (2, 12), reason="before torch 2.12 a graph makes instances of rope_xp's classes alone"
 )

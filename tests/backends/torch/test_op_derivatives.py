@@ -1,8 +1,8 @@
 """torch's operator around kernels of this process: derivatives and transforms."""
 
 import pytest
+from support.cases import slow
 from support.equality import LAYOUTS
-from support.exhaustive import exhaustive
 from support.rules import Temperature
 from support.targets import KERNELS, truth
 from support.torch_op import HALVES, POSITIONS, rotate, same, sample
@@ -16,7 +16,6 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("_by_kernels")
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("part", [{}, {"rotary_dim": 4, "rotary_offset": 1}], ids=str)
 def test_gradients_of_both_orders_equal_differences(layout, part):
@@ -40,7 +39,7 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("call", [*list(CALLS)[:-1], exhaustive("compiled")])
+@pytest.mark.parametrize("call", [*list(CALLS)[:-1], slow("compiled")])
 def test_a_result_needs_a_gradient_where_its_input_does(call):
     for needed in ((True, False), (False, True), (True, True), (False, False)):
         q, k = (sample(2, 5, n, 6, grad=grad) for n, grad in zip((4, 2), needed, strict=True))
@@ -53,7 +52,6 @@ def test_a_result_needs_a_gradient_where_its_input_does(call):
         assert not any(y.requires_grad for y in CALLS[call](q.requires_grad_(), k, POSITIONS))
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_gradients_are_those_of_plain_operations(dtype, layout):

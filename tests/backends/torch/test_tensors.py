@@ -175,7 +175,6 @@ USES = {
 @pytest.mark.filterwarnings(
     "ignore:(.*nested tensors is in prototype|Sparse CSR tensor):UserWarning"
 )
-@pytest.mark.covering
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("argument", USES)
 def test_tensors_that_are_not_dense_are_refused(argument, kind):

@@ -65,7 +65,6 @@ WRAPS = {
 }
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("positions", ["int64", "int32", "fractions", "list", "none"])
 @pytest.mark.parametrize("wrap", WRAPS)
 def test_gradients_under_checkpointing_equal_plain_ones(wrap, positions):
@@ -108,7 +107,7 @@ def test_positions_written_over_before_backward_do_not_matter(kind, inference):
         assert torch.equal(x.grad, expected)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_compiled_layers_under_checkpointing_have_plain_gradients():
     layers = [Layer() for _ in range(2)]
     options = {"fullgraph": True, "dynamic": True, "backend": "aot_eager"}

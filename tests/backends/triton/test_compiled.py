@@ -21,7 +21,7 @@ torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402  # it needs triton
 
-pytestmark = pytest.mark.exhaustive
+pytestmark = pytest.mark.slow
 REGISTERS = 80  # of a thread, at most
 CUDA = [GPUTarget("cuda", capability, 32) for capability in (80, 90, 100, 120)]
 ROCM = GPUTarget("hip", "gfx942", 64)

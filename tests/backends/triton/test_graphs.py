@@ -5,7 +5,7 @@ import weakref
 from types import SimpleNamespace
 
 import pytest
-from support.exhaustive import exhaustive
+from support.cases import slow
 
 import rope_xp
 from rope_xp import RoPE
@@ -58,7 +58,7 @@ def backward(rope, x):
 
 
 @pytest.mark.parametrize("again", [False, True])
-@pytest.mark.parametrize("call", [forward, exhaustive(in_place), backward])
+@pytest.mark.parametrize("call", [forward, slow(in_place), backward])
 def test_graphs_keep_the_tables_that_they_read(call, again, read, monkeypatch):
     """Also those of a call that was cached before, which tells nobody else of its tables."""
     rope, x = RoPE(base=9_999.0), torch.ones(5, 2, 8)

@@ -23,7 +23,7 @@ OLD = triton.__version__.startswith("3.6.")
 OPERATOR = "not gradients_of_both_orders and not resized and not functional "
 OPERATOR += "and not pass_the_checks and not serve_all_lengths and not components_beyond"
 ROWS = "torch-triton and not bfloat16"
-SHORT, ALL = "not exhaustive", "exhaustive or not exhaustive"
+SHORT, ALL = "not slow", "slow or not slow"
 # Files, a choice of their tests, and their number at least.
 RUNS = [
     (["backends/triton/test_kernel.py", "core/test_equivalence.py"], ALL, "", 100),
@@ -32,7 +32,7 @@ RUNS = [
 ]
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 @pytest.mark.skipif(OLD, reason="the interpreter of triton 3.6 fails with numpy 2.4")
 @pytest.mark.parametrize(
     ("files", "suite", "chosen", "least"), RUNS, ids=lambda a: a[0] if isinstance(a, list) else ""

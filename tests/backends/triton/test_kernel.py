@@ -31,7 +31,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 
-pytestmark = [pytest.mark.usefixtures("_by_the_kernel"), pytest.mark.covering, *ON_A_GPU]
+pytestmark = [pytest.mark.usefixtures("_by_the_kernel"), *ON_A_GPU]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

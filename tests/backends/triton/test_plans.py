@@ -117,7 +117,7 @@ CALLS = {
 MORE = {"norm": 4, "slots": 7, "pages": 7, "two positions": 7, "two tables": 8}
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_the_driver_gets_the_planned_grid_and_arguments(tmp_path):
     """As a stand-in for it sees them: triton_launches.py."""
     if shutil.which("gcc") is None:
