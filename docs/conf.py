@@ -75,14 +75,28 @@ nitpick_ignore_regex = [
 
 # Pages outside docs/ that are shown inside, and where links to them lead from here.
 PAGES = {
-    "repository/contributing": ROOT / "CONTRIBUTING.md",
-    "repository/changelog": ROOT / "CHANGELOG.md",
+    "repository/CONTRIBUTING": ROOT / "CONTRIBUTING.md",
+    "repository/CHANGELOG": ROOT / "CHANGELOG.md",
+    "repository/SECURITY": ROOT / "SECURITY.md",
     "repository/add_a_backend": ROOT / "backends" / "README.md",
 }
 LINKS = {path.relative_to(ROOT).as_posix(): f"{name}.md" for name, path in PAGES.items()}
 # Maintainers read these in the repository.
 SOURCE = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["urls"]["Source"]
-LINKS |= {name: f"{SOURCE}/blob/main/{name}" for name in ("RELEASING.md", "SECURITY.md")}
+LINKS |= {name: f"{SOURCE}/blob/main/{name}" for name in ("README.md", "RELEASING.md")}
+
+OUTSIDE = re.compile(r"\]\((?:\.\./)+((?:README\.md|tests/)[^)]*)\)")
+
+# Pages below others in the sidebar, which stays short.
+BELOW = {
+    "start": ("start_torch", "start_arrays", "notebooks/torch", "notebooks/jax"),
+    "models": ("notebooks/huggingface", "diffusion", "layers", "distributed", "onnx"),
+    "check": ("vectors", "scoreboard"),
+    "need": ("compare", "faq"),
+    "speed": ("gpu",),
+    "api": ("backends", "repository/CHANGELOG", "repository/SECURITY"),
+    "how_it_works": ("repository/CONTRIBUTING", "repository/add_a_backend"),
+}
 
 FIGURE = re.compile(r"(?<=\| )([\d.]+e-)(\d+)(?= \|)")
 NAME = re.compile(r"\[`([\w.]+)`\]\((?:\.\./)?api\.md(?:#[\w-]+)?\)")
@@ -124,6 +138,11 @@ def read(_app: Sphinx, page: str, source: list[str]) -> None:
     """Turn the plain Markdown of a page into what Sphinx makes the most of."""
     if page in PAGES:
         source[0] = shown_inside(PAGES[page].read_text("utf-8"))
+    else:
+        source[0] = OUTSIDE.sub(rf"]({SOURCE}/blob/main/\1)", source[0])
+    if page in BELOW:
+        names = "\n".join(f"/{name}" for name in BELOW[page])
+        source[0] += f"\n```{{toctree}}\n:hidden:\n\n{names}\n```\n"
     # A link to the reference whose words are a name leads to that name, and fails if there is none.
     source[0] = NAME.sub(r"{py:obj}`\1 <.\1>`", source[0]).replace("<.rope_xp.", "<rope_xp.")
     # A figure stays on one line of its cell: a hyphen joined to what follows is no place to break.

@@ -86,10 +86,3 @@ def test_pictures_are_shown_small_and_without_background():
         assert len(text) < 150_000, picture
         assert "#ffffff" not in text, picture
         assert "<image" not in text, picture
-
-
-def test_navigation_has_every_page():
-    for folder in (ROOT / "docs", ROOT / "docs" / "background"):
-        lines = set((folder / "index.md").read_text("utf-8").splitlines())
-        pages = {page.stem for page in folder.glob("*.md")} - {"index"}
-        assert pages | {f"notebooks/{p.stem}" for p in folder.glob("notebooks/*.ipynb")} <= lines

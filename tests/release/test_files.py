@@ -54,9 +54,12 @@ def test_what_builds_a_release_has_hashes() -> None:
     assert "--require-hashes -r constraints/release.txt" in (ROOT / ".ci" / "release").read_text()
 
 
-def test_the_repository_has_one_address():
-    named = re.findall(r"https://[^/]+/[\w.-]+/[\w.-]+", (ROOT / "pyproject.toml").read_text())
-    assert named == [PROJECT["urls"]["Homepage"]] * 7
+def test_the_address_of_the_repository_stands_in_one_place():
+    text = (ROOT / "pyproject.toml").read_text()
+    address = PROJECT["urls"]["Source"].removeprefix("https://")
+    files = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob(".github/**/*.*")]
+    assert text.count(address) == 1
+    assert [file for file in files if address in file.read_text()] == []
 
 
 def test_pins_of_releases_are_those_of_tests():

@@ -43,7 +43,7 @@ def decline_reason():
     for folder, file in (("include", "cuda_bf16.h"), ("lib", NVRTC), ("bin", "nvdisasm")):
         found = cuda_folder(folder)
         if found is None or not (found / file).exists():
-            return f"there is no {file} of CUDA 13 (pip install 'rope-xp[gpu-test]')"
+            return f"there is no {file} of CUDA 13 (pip install --group gpu-test)"
     return None
 
 

@@ -20,7 +20,7 @@ EVERY = 11  # case of xla_for_gpu.py, a prime, so that each layout and direction
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
     if importlib.util.find_spec("jax_cuda13_plugin") is None:
-        pytest.skip("there is no plugin of jax for CUDA 13 (pip install 'rope-xp[gpu-test]')")
+        pytest.skip("there is no plugin of jax for CUDA 13 (pip install --group gpu-test)")
     lines = printed("xla_for_gpu.py", tmp_path_factory.mktemp("ptx"), EVERY).splitlines()
     return [json.loads(line) for line in lines]
 
