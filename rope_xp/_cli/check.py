@@ -1,9 +1,8 @@
-"""Run a function to identify its RoPE, or read a model's. Exit with 1 if something is wrong.
+"""Run a function to identify its RoPE, or read a configuration. Exit with 1 if something is wrong.
 
 TARGET is ``package.module:function``, called as ``function(q, k, positions)`` or ``function(x,
-positions)``; or a folder with a config.json, or that file. For a folder, the configuration is read,
-and with ``--weights`` the model too: only from safetensors, without network, and without code that
-comes with it. The status is 2 where nothing could be checked.
+positions)``; or a folder with a config.json, or that file. The status is 2 where nothing could be
+checked. ``rope_xp.integrations.transformers.check`` checks a loaded model.
 
 The JSON object for a function has its ``rope``, the ``error`` by position (null where positions are
 rejected), ``notes``, ``faults``, and ``differences`` from ``--config``. If the function is no RoPE,
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from rope_xp._arguments.fields import LAYOUTS
-from rope_xp._cli import suspicions, terminal, weights
+from rope_xp._cli import suspicions, terminal
 from rope_xp._cli.reading import read_config
 from rope_xp._core.errors import BROKEN, RopeConfigError, RopeError
 from rope_xp.hf import _files, from_hf_config
@@ -31,7 +30,7 @@ from rope_xp.testing import Identified, _compare, _open, identify
 
 _SHAPE_OPTIONS = "axes", "heads", "components"
 _FUNCTION_OPTIONS = "head_dim", *_SHAPE_OPTIONS, "tables", "library", "config"
-_MODEL_OPTIONS = "weights", "strict", "layout"
+_MODEL_OPTIONS = "strict", "layout"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,8 +49,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--library", choices=_open.LIBRARIES, help="its array library; default: try each")
     add("--config", metavar="CONFIG", help="a config.json with the RoPE that is expected")
     add = parser.add_argument_group("options for a model").add_argument
-    weights_help = "also load the model with transformers, from safetensors, and check it"
-    add("--weights", action="store_true", help=weights_help)
     layout_help = "layout of a model type that rope_xp does not know, also that of --config: "
     layout_help += ", ".join(LAYOUTS)
     add("--layout", choices=LAYOUTS, metavar="LAYOUT", help=layout_help)
@@ -172,41 +169,14 @@ def _check_model(options: argparse.Namespace) -> int:
         severity = "warning"
     except RopeConfigError as error:
         sentences, severity = [str(error)], "error"
-    row = {"severity": severity, "module": "config.json", "kind": "configuration"}
-    rest = {"effect": None, "fix": "Correct the file"}
-    findings = [{**row, "what": sentence, **rest} for sentence in sentences]
-    if options.weights:
-        folder = Path(options.target)
-        model = weights.load_model(folder if folder.is_dir() else folder.parent)
-        check = importlib.import_module("rope_xp.integrations.transformers").check
-        findings += [vars(finding) for finding in check(model)]
     if options.json:
+        findings = [{"severity": severity, "what": sentence} for sentence in sentences]
         terminal.write_json({"target": options.target, "findings": findings})
     else:
-        _print_findings(options, findings)
-    return int(any(options.strict or row["severity"] == "error" for row in findings))
-
-
-def _print_findings(options: argparse.Namespace, findings: list[dict[str, Any]]) -> None:
-    checked = f"the rotary keys of {options.target}, read as transformers reads them"
-    skipped = "buffers and code of the model; --weights checks them"
-    if options.weights:
-        checked += "; in the loaded model, frequency buffers, cos and sin up to position 131071, "
-        checked += "and the layouts of functions that rotate, against these keys"
-        skipped = "the other weights"
-    rows, severities = [], [row["severity"] for row in findings]
-    for row in findings:
-        texts = [f"{error:.2g} at {position}" for position, error in (row["effect"] or {}).items()]
-        rows.append((row["severity"], row["module"], row["kind"], ", ".join(texts)))
-    if rows:
-        names = "severity", "module", "kind", "cos and sin are off by"
-        terminal.table(names, rows, text_columns=4)
-    for row in findings:
-        stop = "" if row["what"].endswith("?") else "."
+        checked = f"the rotary keys of {options.target}, read as transformers reads them"
+        skipped = "the model; rope_xp.integrations.transformers.check(model) checks it"
+        outcome = f"{len(sentences)} {severity}(s)" if sentences else "nothing is wrong"
+        terminal.write_list(f"{severity}s", sentences)
         terminal.write("")
-        terminal.write_folded(f"{row['what']}{stop} {row['fix']}.", f"{row['module']}: ")
-    counts = ", ".join(f"{severities.count(s)} {s}(s)" for s in ("error", "warning"))
-    lines = [("checked", checked), ("not checked", skipped)]
-    outcome = counts if findings else "nothing is wrong"
-    terminal.write(*[""] * bool(rows))
-    terminal.write_pairs([*lines, ("result", outcome)])
+        terminal.write_pairs([("checked", checked), ("not checked", skipped), ("result", outcome)])
+    return int(bool(sentences) and (options.strict or severity == "error"))

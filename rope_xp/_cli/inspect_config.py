@@ -17,8 +17,8 @@ from typing import Any
 from rope_xp import scaling
 from rope_xp._arguments.fields import LAYOUTS
 from rope_xp._cli import suspicions, terminal
+from rope_xp._cli.isolation import isolate
 from rope_xp._cli.reading import Layers, Reading, count_layers, read_config
-from rope_xp._cli.weights import isolate
 from rope_xp._core.errors import RopeError
 from rope_xp.hf import _models
 from rope_xp.hf._layer_plan import describe

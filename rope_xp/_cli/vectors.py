@@ -6,7 +6,7 @@ from pathlib import Path
 import rope_xp
 from rope_xp._arguments.fields import LAYOUTS
 from rope_xp._cli import terminal
-from rope_xp._cli.weights import isolate
+from rope_xp._cli.isolation import isolate
 from rope_xp.testing import vectors
 
 
