@@ -47,6 +47,18 @@ def check_out(
     outputs = [_check_writeable(backend, *pair) for pair in zip(labels, out, strict=True)]
     named = [*zip(names, arrays, strict=True), *inputs, *zip(NAMES, weights, strict=False)]
     spans = [(name, get_span(backend.memory(x))) for name, x in named if x is not None]
+    _refuse_overlaps(names, labels, outputs, spans, advise_in_place=advise_in_place)
+    return tuple(out)
+
+
+def _refuse_overlaps(
+    names: tuple[str, ...],
+    labels: tuple[str, ...],
+    outputs: list[MemorySpan | None],
+    spans: list[tuple[str, MemorySpan | None]],
+    *,
+    advise_in_place: bool,
+) -> None:
     first, second = (*outputs, None)[:2]
     if have_overlap(first, second):
         raise RopeError("out[0] and out[1] overlap; each result needs its own memory")
@@ -57,7 +69,6 @@ def check_out(
                 in_place = f" but is not {own} itself; pass {own} to rotate in place, or"
                 advice = in_place if name in names and advise_in_place else "; pass"
                 raise RopeError(f"{label} overlaps {name}{advice} an array that shares no memory")
-    return tuple(out)
 
 
 def _check_like(backend: Backend, label: str, out: Any, name: str, x: Array) -> None:

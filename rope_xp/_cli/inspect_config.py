@@ -140,31 +140,9 @@ def print_report(report: dict[str, Any]) -> None:
         ("not rotated", exempt and f"{len(exempt)} layers: {', '.join(map(str, exempt))}"),
     ]
     terminal.write_pairs([(name, text) for name, text in facts if text])
-    rows = []
     for layers in report["layers"]:
-        name, count = layers["layer_type"] or "all layers", layers["count"]
-        number = "" if count is None else f" ({count})"
-        terminal.write("", f"{name}{number}{'' if layers['rotated'] else ': no positions'}")
-        if layers["rotated"]:
-            shown = [
-                (f"  {key.replace('_', ' ')}", _format_fact(value))
-                for key, value in layers.items()
-                if key not in _ELSEWHERE and value is not None and value is not False
-            ]
-            terminal.write_pairs(shown)
-        for waves in layers["wavelengths"]:
-            tokens = [
-                "unknown" if n is None else f"{n:.{2 if n < 100 else 0}f}"
-                for n in (waves["fastest"], waves["slowest"])
-            ]
-            counts = [waves[f"below_one_turn_in_{context}"] for context in ("original", "extended")]
-            rows.append(
-                (
-                    *(name, str(waves["length"] or "any"), tokens[0]),
-                    "never turns" if waves["standing_pairs"] else tokens[1],
-                    *("unknown" if n is None else f"{n} of {layers['pairs']}" for n in counts),
-                )
-            )
+        _print_layers(layers)
+    rows = [_format_waves(layers, x) for layers in report["layers"] for x in layers["wavelengths"]]
     if rows:
         terminal.write("")
         terminal.table(("layers", *_LEGEND), rows, text_columns=1)
@@ -179,6 +157,33 @@ def print_report(report: dict[str, Any]) -> None:
     if texts := [layers["python"] for layers in report["layers"] if layers["python"]]:
         lines = "\n".join(texts).split("\n")
         terminal.write("", "in Python:", "", "import rope_xp", "", *lines)
+
+
+def _print_layers(layers: dict[str, Any]) -> None:
+    number = "" if layers["count"] is None else f" ({layers['count']})"
+    end = "" if layers["rotated"] else ": no positions"
+    terminal.write("", f"{layers['layer_type'] or 'all layers'}{number}{end}")
+    if layers["rotated"]:
+        shown = [
+            (f"  {key.replace('_', ' ')}", _format_fact(value))
+            for key, value in layers.items()
+            if key not in _ELSEWHERE and value is not None and value is not False
+        ]
+        terminal.write_pairs(shown)
+
+
+def _format_waves(layers: dict[str, Any], waves: dict[str, Any]) -> tuple[str, ...]:
+    """Return a row of the table of wavelengths."""
+    fastest, slowest = (
+        "unknown" if n is None else f"{n:.{2 if n < 100 else 0}f}"
+        for n in (waves["fastest"], waves["slowest"])
+    )
+    counts = [waves[f"below_one_turn_in_{context}"] for context in ("original", "extended")]
+    return (
+        *(layers["layer_type"] or "all layers", str(waves["length"] or "any"), fastest),
+        "never turns" if waves["standing_pairs"] else slowest,
+        *("unknown" if n is None else f"{n} of {layers['pairs']}" for n in counts),
+    )
 
 
 def _format_layers(plan: dict[str, Any]) -> str:

@@ -183,21 +183,25 @@ def _split_parameters(config: Part, model: Model) -> tuple[LayerParameters, Para
     _limits.check_size(f"{name} by layer type", nested, _limits.LAYER_TYPES)
     for label, values in {**nested, FLAT: flat}.items():
         where = f"{name}.{label}" if label else name
-        _limits.check_keys(where, values or {})
-        if values and (label or not nested) and _ESSENTIAL.isdisjoint(values):
-            key, value = next(iter(values.items()))
-            raise RopeConfigError(
-                f"{where}.{key} = {value!r} is not the dictionary of a layer type, and {where} has "
-                f"none of {', '.join(sorted(_ESSENTIAL))}"
-            )
-        for key, value in (values or {}).items():  # a misspelt one would change the rotation unread
-            if isinstance(value, str | Sequence):
-                _limits.check_size(f"{where}.{key}", value, _limits.COMPONENTS)
-            if not (key in _KNOWN | _IGNORED or value is None or isinstance(value, Mapping)):
-                near = difflib.get_close_matches(key, sorted(_KNOWN), n=1)
-                hint = f"did you mean {near[0]}?" if near else "remove it if it changes no rotation"
-                raise RopeConfigError(f"{where}.{key} = {value!r} is an unknown key; {hint}")
+        _check_parameters(where, values or {}, is_whole=bool(label) or not nested)
     return nested, {} if nested else flat
+
+
+def _check_parameters(where: str, values: Parameters, *, is_whole: bool) -> None:
+    _limits.check_keys(where, values)
+    if values and is_whole and _ESSENTIAL.isdisjoint(values):
+        key, value = next(iter(values.items()))
+        raise RopeConfigError(
+            f"{where}.{key} = {value!r} is not the dictionary of a layer type, and {where} has "
+            f"none of {', '.join(sorted(_ESSENTIAL))}"
+        )
+    for key, value in values.items():  # a misspelt one would change the rotation unread
+        if isinstance(value, str | Sequence):
+            _limits.check_size(f"{where}.{key}", value, _limits.COMPONENTS)
+        if not (key in _KNOWN | _IGNORED or value is None or isinstance(value, Mapping)):
+            near = difflib.get_close_matches(key, sorted(_KNOWN), n=1)
+            hint = f"did you mean {near[0]}?" if near else "remove it if it changes no rotation"
+            raise RopeConfigError(f"{where}.{key} = {value!r} is an unknown key; {hint}")
 
 
 def _default_layers(config: Part, flat: Parameters, model: Model) -> LayerParameters:

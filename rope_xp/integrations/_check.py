@@ -111,6 +111,10 @@ def _find_faults(
     for name, cast in _rounding.NARROW.items():
         if expected and _is_near(values, cast(expected[0]), _CLOSE):
             yield "rounded", f"it is rounded to {name}, as if the model had once been cast to it"
+    yield from _find_differences(values, expected)
+
+
+def _find_differences(values: Floats, expected: list[Floats]) -> Iterator[tuple[str, str]]:
     shown = _format_values(values)
     if (values < 0).any() or (values > 100).any() or values.max() < 1e-20:
         yield "uninitialised", f"it holds numbers that cannot be frequencies: {shown}"

@@ -42,10 +42,7 @@ class _Facts(NamedTuple):
 
 def plan_model(model: torch.nn.Module, part: Mapping[str, Any]) -> tuple[LayerPlan, ...]:
     """Return the plan of each layer of a loaded model; RopeConfigError says why there is none."""
-    for keys in (part, part.get("rope_parameters")):
-        for key in _TEMPERATURES:
-            if isinstance(keys, Mapping) and keys.get(key):
-                raise RopeConfigError(f"{key} scales q by positions that one call does not have")
+    _refuse_temperatures(part)
     model = getattr(model, "_orig_mod", model)  # of torch.compile
     facts = _Facts(part, record_calls(model), {}, {})
     for call in facts.calls:
@@ -68,6 +65,13 @@ def plan_model(model: torch.nn.Module, part: Mapping[str, Any]) -> tuple[LayerPl
                 plan = _read_attention(facts, rotating[name], indexers.get(name))
             plans.append(replace(plan, kind=str(word)))
     return tuple(plans)
+
+
+def _refuse_temperatures(part: Mapping[str, Any]) -> None:
+    for keys in (part, part.get("rope_parameters")):
+        for key in _TEMPERATURES:
+            if isinstance(keys, Mapping) and keys.get(key):
+                raise RopeConfigError(f"{key} scales q by positions that one call does not have")
 
 
 def _list_layers(model: torch.nn.Module, names: list[str]) -> Iterator[list[str]]:

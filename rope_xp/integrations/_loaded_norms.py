@@ -27,19 +27,11 @@ def read_norm(
         a: getattr(attention, name, None) for a, name in zip("qk", names, strict=False)
     }
     made = {call.module: (i, call) for i, call in enumerate(calls) if isinstance(call, Made)}
-    rotations = [
-        (i, x)
-        for i, call in enumerate(calls)
-        if isinstance(call, Rotation) and call.module is attention
-        for x in call.arrays
-    ]
-    for name, module in attention.named_children() if rotations else ():
-        is_norm = "norm" in type(module).__name__.lower() and module not in norms.values()
-        if is_norm and not name.startswith(_OTHERS) and module in made:
-            (i, call), (first, x) = made[module], rotations[0]
-            size = call.results[0].shape[-1]
-            if i < first and size in (head_dim, head_dim * heads, x.shape[-1]):
-                raise RopeError(f"its {name} may be a norm of q or k, of {size} components")
+    rotations = _list_rotated(attention, calls)
+    if rotations:
+        (first, x), own = rotations[0], set(norms.values())
+        before = {m: call for m, (i, call) in made.items() if i < first and m not in own}
+        _refuse_others(attention, before, {head_dim, head_dim * heads, x.shape[-1]})
     arrays = [array for array, norm in norms.items() if norm in made]
     if not arrays:
         return None
@@ -58,6 +50,26 @@ def read_norm(
         arrays=(*arrays,),
         weighted=(*weighted,),
     )
+
+
+def _list_rotated(
+    attention: torch.nn.Module, calls: list[Made | Rotation]
+) -> list[tuple[int, torch.Tensor]]:
+    """Return the arrays that an attention rotates, each with the number of its call."""
+    own = ((i, x) for i, x in enumerate(calls) if isinstance(x, Rotation) and x.module is attention)
+    return [(i, x) for i, call in own for x in call.arrays]
+
+
+def _refuse_others(
+    attention: torch.nn.Module, before: dict[torch.nn.Module, Made], sizes: set[int]
+) -> None:
+    """Raise for a norm of another name before the rotation, which may be one of q or k."""
+    for name, module in attention.named_children():
+        is_norm = "norm" in type(module).__name__.lower() and not name.startswith(_OTHERS)
+        if is_norm and module in before:
+            size = before[module].results[0].shape[-1]
+            if size in sizes:
+                raise RopeError(f"its {name} may be a norm of q or k, of {size} components")
 
 
 def _measure(call: Made) -> tuple[Literal["rms", "layer"], float, float] | None:

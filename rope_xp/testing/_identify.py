@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -162,22 +163,10 @@ def _identify_box(box: BlackBox) -> Identified:
     if not rotated:
         raise RopeError(_explain_rest(box))
     rotated = [array for array in rotated if array.name != "v"] or rotated
-    first, *others = rotations = [_identify_array(array) for array in rotated]
-    accuracy = measure_accuracy(first)
-    faults = [fault for rotation in rotations for fault in rotation.faults]
-    faults += ["v is rotated too"] if any(arrays[2:]) else []
-    named = zip("qk", arrays, strict=False) if len(arrays) > 1 else ()
-    faults += [f"{name} is not turned" for name, array in named if array is None]
-    for k in others:
-        if k.angles.sign != first.angles.sign:
-            faults.append("q and k turn in opposite directions")
-        differences = list_differences(k.rope, first.rope, box.head_dim)
-        faults += [f"q and k are rotated differently: for k, {text}" for text in differences]
-    faults += [accuracy.fault] if accuracy.fault else []
-    read = sorted(set(first.rope.position_axes or (0,)))
-    if len(read) < box.components:
-        shown = f"component {', '.join(map(str, read))} alone"
-        faults.append(f"of {box.components} components of a position it reads {shown}")
+    rotations = [_identify_array(array) for array in rotated]
+    first, accuracy = rotations[0], measure_accuracy(rotations[0])
+    faults = [*_list_faults(box, arrays, rotations), *filter(None, [accuracy.fault])]
+    faults += _list_unread_components(box, first.rope)
     problems = []
     if not (accuracy.explained and faults):  # a known fault makes all results wrong
         last = next(p for p in (1023, 127, 7) if box.accepts([0, p]))
@@ -196,6 +185,31 @@ def _identify_box(box: BlackBox) -> Identified:
         (*first.notes, *accuracy.notes, *rejected),
         tuple(dict.fromkeys(faults)),
     )
+
+
+def _list_faults(
+    box: BlackBox, arrays: list[RotatedArray | None], rotations: list[ArrayRotation]
+) -> Iterator[str]:
+    """Yield the faults of each array, and of k where it is not rotated as q is."""
+    for rotation in rotations:
+        yield from rotation.faults
+    if any(arrays[2:]):
+        yield "v is rotated too"
+    named = zip("qk", arrays, strict=False) if len(arrays) > 1 else ()
+    yield from (f"{name} is not turned" for name, array in named if array is None)
+    first, *others = rotations
+    for k in others:
+        if k.angles.sign != first.angles.sign:
+            yield "q and k turn in opposite directions"
+        differences = list_differences(k.rope, first.rope, box.head_dim)
+        yield from (f"q and k are rotated differently: for k, {text}" for text in differences)
+
+
+def _list_unread_components(box: BlackBox, rope: RoPE) -> Iterator[str]:
+    read = sorted(set(rope.position_axes or (0,)))
+    if len(read) < box.components:
+        shown = f"component {', '.join(map(str, read))} alone"
+        yield f"of {box.components} components of a position it reads {shown}"
 
 
 def _explain_rest(box: BlackBox) -> str:

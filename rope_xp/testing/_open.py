@@ -70,23 +70,37 @@ def open_box(
                     return candidate
             except CallRefused as rejected:
                 errors.setdefault(backend.name, str(rejected))
+    names = "qkv"[: numbers_of_arrays[0]]
+    shape = ", ".join(str(head_dim) if axis == "d" else axis for axis in axes)
+    has_all = tables is not None or more.get("slots", False)
+    raise CallError(_explain_errors(function, errors, names, shape, parameters, has_all=has_all))
+
+
+def _explain_errors(
+    function: Function,
+    errors: dict[str, str],
+    names: str,
+    shape: str,
+    parameters: list[inspect.Parameter] | None,
+    *,
+    has_all: bool,
+) -> str:
+    """Return what a function was called with, what else it needs, and its first error."""
     # Errors of libraries that the function's module does not import are of the array type alone.
     module = sys.modules.get(getattr(function, "__module__", None) or "")
     imports = [str(getattr(x, "__name__", "")) for x in vars(module or object).values()]
     roots = {name.partition(".")[0] for name in imports}
     first = [library for library in errors if library in roots][-1:] or [*errors]
-    shape = ", ".join(str(head_dim) if axis == "d" else axis for axis in axes)
     name = getattr(function, "__name__", type(function).__name__)
-    names = "qkv"[: numbers_of_arrays[0]]
     given = ", ".join(names) if len(names) > 1 else "x"
     summary = f"could not call {name} with {given} of shape ({shape})"
     required = [p.name for p in parameters or () if p.default is inspect.Parameter.empty]
     unknown = ", ".join(required[len(names) + 1 :])
-    has_tables = tables is not None or required[len(names) :][:1] in (["cos"], ["freqs"])
-    if unknown and not has_tables and not more.get("slots"):
+    takes_tables = required[len(names) :][:1] in (["cos"], ["freqs"])
+    if unknown and not takes_tables and not has_all:
         summary += f", as it needs {unknown} too: bind them, as in lambda {given}, positions: "
         summary += f"{name}({given}, positions, {unknown}), or see rope_xp.testing.conventions"
-    raise CallError(f"{summary}; first error: {errors[first[0]]}")
+    return f"{summary}; first error: {errors[first[0]]}"
 
 
 def _find_libraries(like: Array | None) -> Iterator[tuple[Backend, Device, str]]:

@@ -156,39 +156,54 @@ def _build_kind(name: str, layer: LayerPlan) -> Tensors:
         weight = 1.0 - offset + _make_input((width,), 90 + i) / 4.0
         tensors[f"{array}_weight"] = weight.astype(np.float32)
     components = 0 if axes is None else max(axes) + 1
-    for n, (case, positions, more) in enumerate(_list_cases(components)):
-        own: Tensors = {"positions": positions, **more}
-        if layer.temperature is not None:
-            own["query_factors"] = layer.query_factors(positions)
-        turns = np.ones(0)
-        if rope is not None:
-            at_length = rope.for_length(int(positions.max()) + 1)
-            own["frequencies"] = at_length.frequencies(head_dim)
-            read = positions[None] if axes is None else positions[list(axes)]
-            by_pair = np.moveaxis(read, 0, -1)
-            turns = factor * np.exp(1j * by_pair * own["frequencies"])
-        for i, array in enumerate("qk"):
-            shape = (*positions.shape[axes is not None :], heads[array], head_dim)
-            x = _make_input(shape, 2 * n + i)
-            if norm is not None and case == "prefill":
-                x[:, 1] *= _SMALL
-            own[array] = x.astype(np.float32)
-            results = {"rotated": _rotate(x, turns, pairs)}
-            if norm is not None and array in norm.arrays:
-                y = results["rotated"] if norm.after_rotation else x
-                y = _normalize(y, norm, tensors.get(f"{array}_weight"), part)
-                y = y if norm.after_rotation else _rotate(y, turns, pairs)
-                results["normalized_rotated"] = y
-            for label, y in results.items():
-                own[f"{array}_{label}"] = y.astype(np.float32)
-                bits = NARROW["bfloat16"](y).astype(np.float32).view(np.uint32) >> 16
-                own[f"{array}_{label}_bfloat16"] = bits.astype(np.uint16)
-        if "slots" in own:
-            own["k_cache"] = _make_input((6, heads["k"], head_dim), 80).astype(np.float32)
-            own["k_cache_rotated"] = own["k_cache"].copy()
-            own["k_cache_rotated"][own["slots"][0]] = own["k_rotated"][0]
-        tensors |= {f"{case}/{key}": x for key, x in own.items()}
+    for n, case in enumerate(_list_cases(components)):
+        tensors |= _build_case(n, case, layer, heads, pairs, part, tensors)
     return {f"{name}/{key}": x for key, x in tensors.items()}
+
+
+def _build_case(
+    n: int,
+    case: tuple[str, NDArray[np.int64], Tensors],
+    layer: LayerPlan,
+    heads: dict[str, int],
+    pairs: NDArray[np.int64],
+    part: slice,
+    weights: Tensors,
+) -> Tensors:
+    rope, norm, head_dim = layer.rope, layer.norm, layer.head_dim or 0
+    axes, factor = getattr(rope, "position_axes", None), getattr(rope, "attention_factor", 1.0)
+    name, positions, more = case
+    own: Tensors = {"positions": positions, **more}
+    if layer.temperature is not None:
+        own["query_factors"] = layer.query_factors(positions)
+    turns = np.ones(0)
+    if rope is not None:
+        at_length = rope.for_length(int(positions.max()) + 1)
+        own["frequencies"] = at_length.frequencies(head_dim)
+        read = positions[None] if axes is None else positions[list(axes)]
+        by_pair = np.moveaxis(read, 0, -1)
+        turns = factor * np.exp(1j * by_pair * own["frequencies"])
+    for i, array in enumerate("qk"):
+        shape = (*positions.shape[axes is not None :], heads[array], head_dim)
+        x = _make_input(shape, 2 * n + i)
+        if norm is not None and name == "prefill":
+            x[:, 1] *= _SMALL
+        own[array] = x.astype(np.float32)
+        results = {"rotated": _rotate(x, turns, pairs)}
+        if norm is not None and array in norm.arrays:
+            y = results["rotated"] if norm.after_rotation else x
+            y = _normalize(y, norm, weights.get(f"{array}_weight"), part)
+            y = y if norm.after_rotation else _rotate(y, turns, pairs)
+            results["normalized_rotated"] = y
+        for label, y in results.items():
+            own[f"{array}_{label}"] = y.astype(np.float32)
+            bits = NARROW["bfloat16"](y).astype(np.float32).view(np.uint32) >> 16
+            own[f"{array}_{label}_bfloat16"] = bits.astype(np.uint16)
+    if "slots" in own:
+        own["k_cache"] = _make_input((6, heads["k"], head_dim), 80).astype(np.float32)
+        own["k_cache_rotated"] = own["k_cache"].copy()
+        own["k_cache_rotated"][own["slots"][0]] = own["k_rotated"][0]
+    return {f"{name}/{key}": x for key, x in own.items()}
 
 
 def _make_input(shape: tuple[int, ...], seed: int) -> Floats:

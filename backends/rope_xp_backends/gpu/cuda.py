@@ -8,14 +8,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeAlias
 
-from rope_xp._core.call import Call, CosSin, get_interleaved
+from rope_xp._core.call import Call, CosSin, RotationSpec, Slots, get_interleaved
 from rope_xp._core.memory import Memory, StridedLayout, alignment
 from rope_xp._core.typing import Array
 from rope_xp._dispatch.backend import Backend
 from rope_xp._dispatch.kernels import decline_norm, decline_slots
 from rope_xp._rotation import portable
 
-from . import lay_out_keys
+from . import SlotLayout, lay_out_keys
 from .cuda_plan import (
     COMPONENTS,
     COS_SIN,
@@ -132,24 +132,18 @@ def _launch_part(call: Call, contiguous: Contiguous, *, only_k: bool = False) ->
     """Return the launches of arrays of one dtype, which share their angles."""
     backend, spec, arrays, outs = call.backend, call.spec, call.arrays, call.out or ()
     source, angles, tables = _locate_angles(call, contiguous)
-    interleaved_in, interleaved_out = get_interleaved(spec)
     pinned, n = angles, len(arrays)
     memories = [_memory(backend, x) for x in (*arrays, *outs)]
     angle_memories = [_memory(backend, x) for x in angles]
     in_place = tuple(memories[i].pointer == memories[n + i].pointer for i in range(n))
-    # One block must have all threads of a head, which wait for each other there.
-    copied = 0 if all(in_place) else arrays[0].shape[-1] - spec.rotary_dim
-    fits_in_block = spec.rotary_dim // 2 + copied <= THREADS
-    if interleaved_in != interleaved_out and any(in_place) and not fits_in_block:
+    if any(in_place) and _needs_more_blocks(spec, arrays[0].shape[-1], all(in_place)):
         arrays = tuple(contiguous(x) for x in arrays)
         pinned += arrays
         in_place = (False,) * n
         memories[:n] = [_memory(backend, x) for x in arrays]
     layouts, slots, slot_layout = _list_layouts(memories), call.slots, None
     if slots is not None:
-        numbers, of_k = _memory(backend, slots.numbers), layouts[n - 1]
-        own, dtype = _list_layouts([numbers])[0], backend.dtype_name(slots.numbers)
-        key, slot_layout = lay_out_keys(layouts[-1], of_k, own, dtype, spec, slots.of_sequences)
+        key, slot_layout = _lay_out_slots(call, slots, layouts[n - 1], layouts[-1])
         layouts = (*layouts[:-1], key)
         pinned += (slots.numbers,)
     weights = [_memory(backend, weight).pointer for weight in _list_weights(call)]
@@ -169,13 +163,32 @@ def _launch_part(call: Call, contiguous: Contiguous, *, only_k: bool = False) ->
     pointers = _read_addresses(backend, arrays, outs, angles, only_k)
     tables += (slots and slots.numbers,)
     pointers += [0 if x is None else _memory(backend, x).pointer for x in tables]
-    launches = []
-    for step in steps:
-        params = step.params.copy()
-        params[: len(pointers)] += pointers
-        params[WEIGHTS] += [0, *weights] if only_k and weights else [*weights, 0, 0][:2]
-        launches.append(step._replace(params=params, pinned=pinned))
-    return launches
+    own = [0, *weights] if only_k and weights else [*weights, 0, 0][:2]
+    return [_point(step, pointers, own, pinned) for step in steps]
+
+
+def _point(step: CudaLaunch, pointers: list[int], weights: list[int], pinned: Arrays) -> CudaLaunch:
+    """Return a launch whose offsets are pointers."""
+    params = step.params.copy()
+    params[: len(pointers)] += pointers
+    params[WEIGHTS] += weights
+    return step._replace(params=params, pinned=pinned)
+
+
+def _needs_more_blocks(spec: RotationSpec, head_dim: int, all_in_place: bool) -> bool:
+    """Return whether threads would overwrite what those of another block have not read."""
+    # One block must have all threads of a head, which wait for each other there.
+    interleaved_in, interleaved_out = get_interleaved(spec)
+    copied = 0 if all_in_place else head_dim - spec.rotary_dim
+    return interleaved_in != interleaved_out and spec.rotary_dim // 2 + copied > THREADS
+
+
+def _lay_out_slots(
+    call: Call, slots: Slots, k: StridedLayout, cache: StridedLayout
+) -> tuple[StridedLayout, SlotLayout]:
+    own = _list_layouts([_memory(call.backend, slots.numbers)])[0]
+    dtype = call.backend.dtype_name(slots.numbers)
+    return lay_out_keys(cache, k, own, dtype, call.spec, slots.of_sequences)
 
 
 def _list_layouts(memories: list[Memory]) -> tuple[StridedLayout, ...]:

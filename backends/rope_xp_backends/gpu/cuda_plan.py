@@ -1,5 +1,6 @@
 """Launch plans of the kernel in rotate.cu: plain numbers, from shapes, strides and alignments."""
 
+from collections.abc import Iterator
 from itertools import chain, product
 from typing import NamedTuple
 
@@ -129,10 +130,7 @@ def plan_steps(
     flags = any(in_place), norm is not None
     key = CudaKey(dtype, *get_interleaved(spec), access, source, *flags)
     launches = []
-    for index in product(*(range(row.length) for row in rest)):
-        offsets = [0] * 8
-        for i, row in zip(index, rest, strict=True):
-            offsets = [a + i * b for a, b in zip(offsets, row.steps, strict=True)]
+    for offsets in _list_offsets(rest):
         numbers = (
             *(outer.length, inner.length, *outer.steps, *inner.steps),
             *(0 if only_k else heads[0], sum(heads), *_pad(layout.head_strides, only_k)),
@@ -144,6 +142,15 @@ def plan_steps(
         params = *pointers, *numbers, 0, 0, *bits_of_norm, *of_slots, *steps
         launches.append(CudaLaunch(key, (*grid, 1), block, np.array(params, np.int64)))
     return tuple(launches)
+
+
+def _list_offsets(rows: list[CollapsedDim]) -> Iterator[list[int]]:
+    """Yield the offsets of each launch, where more rows remain than a kernel has."""
+    for index in product(*(range(row.length) for row in rows)):
+        offsets = [0] * 8
+        for i, row in zip(index, rows, strict=True):
+            offsets = [a + i * b for a, b in zip(offsets, row.steps, strict=True)]
+        yield offsets
 
 
 def join_launches(q: CudaLaunch, k: CudaLaunch) -> CudaLaunch | None:

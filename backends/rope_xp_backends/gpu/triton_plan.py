@@ -177,14 +177,7 @@ def plan_launch(
         aligned = alignment(*(x.alignment for x in angles))
         table_unit = _aligned_elements(FLOATS[first.table_dtype], aligned, [q.angles, k.angles])
     tokens_of_program = tile_tokens * TILES
-    spans = []
-    for x in operands:
-        spans += [span((*x.lengths, x.heads), steps) + head_dim for steps in (x.x, x.out)]
-        spans += [span((*x.lengths, first.components), x.angles) + pairs]
-        spans += [x.rows + tokens_of_program]
-    if slots is not None:
-        pages = slots.limit // max(slots.page, 1)
-        spans[-3] += span((pages, slots.page), cache_steps)
+    longest = _measure_longest(operands, slots, head_dim, pairs, first.components)
     variant = KernelVariant(
         *(dtype, first.dtype, first.table_dtype, first.kind, head_dim, pairs, spec.rotary_offset),
         *(*get_interleaved(spec), spec.inverse),
@@ -192,7 +185,7 @@ def plan_launch(
         q_in_place=in_place[0],
         k_in_place=in_place[-1],
         batched=any(x.lengths[0] > 1 for x in operands),
-        int64_offsets=max(spans) >= _INT32,
+        int64_offsets=longest + tokens_of_program >= _INT32,
         unit=unit,
         table_unit=table_unit,
         tile_tokens=tile_tokens,
@@ -207,15 +200,44 @@ def plan_launch(
         norm=norm,
     )
     programs = [-(-x.rows // tokens_of_program) * -(-x.heads // tile_heads) for x in operands]
+    numbers = _list_numbers(q, k, variant, numbers_of_norm, programs[0], slots)
+    return TritonPlan(variant, (sum(programs), 1, 1), numbers)
+
+
+def _measure_longest(
+    operands: list[_Operand], slots: SlotLayout | None, head_dim: int, pairs: int, components: int
+) -> int:
+    """Return the largest offset, in elements, that the kernel computes."""
+    spans = []
+    for x in operands:
+        spans += [span((*x.lengths, x.heads), steps) + head_dim for steps in (x.x, x.out)]
+        spans += [span((*x.lengths, components), x.angles) + pairs, x.rows]
+    if slots is not None:
+        pages = slots.limit // max(slots.page, 1)
+        spans[-3] += span((pages, slots.page), (slots.page_step, slots.slot_step))
+    return max(spans)
+
+
+def _list_numbers(
+    q: _Operand,
+    k: _Operand,
+    variant: KernelVariant,
+    numbers_of_norm: list[int | None],
+    q_programs: int,
+    slots: SlotLayout | None,
+) -> tuple[int | None, ...]:
+    """Return the numeric arguments of the kernel, in their order."""
+    unit, table_unit = variant.unit, variant.table_unit
     numbers: list[int | None] = [q.rows, q.lengths[1], q.heads, k.heads]
     numbers += [step // unit for steps in (q.x, q.out, k.x, k.out) for step in steps]
     numbers += [step // table_unit for step in q.angles]
     numbers += numbers_of_norm
-    own = [k.rows, k.lengths[1], programs[0], *(step // table_unit for step in k.angles)]
-    numbers += own if apart else _absent(6)
-    numbers += [*k.slots, slots.page, slots.limit] if slots else _absent(6)
-    numbers += [step // unit for step in cache_steps]
-    return TritonPlan(variant, (sum(programs), 1, 1), tuple(numbers))
+    own = [k.rows, k.lengths[1], q_programs, *(step // table_unit for step in k.angles)]
+    numbers += own if variant.apart else _absent(6)
+    if slots is None:
+        return (*numbers, *_absent(6))
+    numbers += [*k.slots, slots.page, slots.limit]
+    return (*numbers, slots.page_step // unit, slots.slot_step // unit)
 
 
 def _collapse(

@@ -123,37 +123,55 @@ def _sign(
     """Return the signature of a call, None where the slow path has to look."""
     x, weights, outs = arrays[0], (), (out,) if how & ONE and out is not None else out
     norm = read_norm(norm)
-    fits = outs is None or (type(outs) is tuple and len(outs) == len(arrays))
-    new_q = fits and outs is not None and outs[0] is None
-    if slots is None:
-        fits = fits and not new_q
-    else:
-        fits = fits and outs is not None and type(slots) is torch.Tensor
-    fits = fits and (norm is None or (type(norm) is QKNorm and not norm.round_between))
-    if private.is_observed() or private.is_capturing(x.device) or not fits:
+    if not (_fit_results(outs, slots, len(arrays)) and _fits_norm(norm)):
+        return None
+    if private.is_observed() or private.is_capturing(x.device):
         return None
     if norm is not None:
         described, weights = describe_norm(norm, len(arrays))
         options += (described,)
     saved = None
     if outs is None and norm is None and recorded.need_gradients(arrays):
-        if len(angle_inputs) > 1 and not angle_inputs[1].is_floating_point():
-            return None  # of q and of k
-        saved = angle_inputs
-        if angle_inputs and not angle_inputs[0].is_floating_point():
-            saved = recorded.copy_positions(angle_inputs[0])
+        saved = _save_angles(angle_inputs)
+        if saved is None:
+            return None
+    written = tuple([y for y in outs or () if y is not None])
+    read = arrays + written + weights + angle_inputs + (() if slots is None else (slots,))
+    if not _can_read_all(read, written, x.device, recorded=saved is not None):
+        return None
     in_place = outs and tuple(map(is_, arrays, outs))
     key: list[Hashable] = [*options, choice.name, in_place, saved is None, slots is None]
     key += x.device, private.current_stream(x.device)  # as tables must know streams that read them
-    written = (outs[1:] if new_q else outs) or ()
-    for t in arrays + written + weights + angle_inputs + (() if slots is None else (slots,)):
-        if not _can_read(t, x.device, recorded=saved is not None):
-            return None
-        # Kernels are compiled for alignments.
+    for t in read:  # kernels are compiled for alignments
         key += t.dtype, t.shape, t.stride(), t.data_ptr() % ACCESS
-    if any(y.is_inference() for y in written) and not torch.is_inference_mode_enabled():
-        return None
     return Signature(tuple(key), arrays, weights, angle_inputs, outs, slots, saved)
+
+
+def _save_angles(angle_inputs: Tensors) -> Tensors | None:
+    """Return what a gradient needs of angles, None for positions of q and of k."""
+    integers = [x for x in angle_inputs if not x.is_floating_point()]
+    if integers and len(angle_inputs) > 1:
+        return None
+    return recorded.copy_positions(integers[0]) if integers else angle_inputs
+
+
+def _fit_results(outs: Any, slots: Any, count: int) -> bool:
+    """Return whether results are as expected: q is new only where k goes to slots."""
+    if outs is None:
+        return slots is None
+    if type(outs) is not tuple or len(outs) != count or outs[-1] is None:
+        return False
+    return outs[0] is not None if slots is None else type(slots) is torch.Tensor
+
+
+def _fits_norm(norm: Any) -> bool:
+    return norm is None or (type(norm) is QKNorm and not norm.round_between)
+
+
+def _can_read_all(read: Tensors, written: Tensors, device: torch.device, *, recorded: bool) -> bool:
+    if any(y.is_inference() for y in written) and not torch.is_inference_mode_enabled():
+        return False
+    return all(_can_read(x, device, recorded=recorded) for x in read)
 
 
 def _can_read(x: torch.Tensor, device: torch.device, *, recorded: bool) -> bool:
