@@ -1,6 +1,6 @@
 """Benchmarks, run by asv. Each module measures one thing.
 
-The folders are none of asv's: gpu/, report/ and shared/ have no __init__.py, so that it does not
+The folders are none of asv's: gpu/ and shared/ have no __init__.py, so that it does not
 look for benchmarks in them.
 
 asv runs the benchmarks of this tree over the library of any commit. What they share with
@@ -24,14 +24,3 @@ if _NAME not in sys.modules:
         raise ImportError(_FOLDER)
     sys.modules[_NAME] = importlib.util.module_from_spec(_spec)
     _spec.loader.exec_module(sys.modules[_NAME])
-
-# What the above imports, by the name that it had when dispatch was a single module.
-_ONCE = {
-    "rope_xp._core.typing": "rope_xp._typing",
-    "rope_xp._dispatch.backend": "rope_xp._core",
-    "rope_xp._dispatch.find": "rope_xp._dispatch",
-}
-_dispatch = importlib.import_module("rope_xp._dispatch")
-if hasattr(_dispatch, "LIBRARIES"):
-    _dispatch.libraries = _dispatch.LIBRARIES
-    sys.modules.update({name: importlib.import_module(once) for name, once in _ONCE.items()})

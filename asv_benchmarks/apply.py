@@ -10,7 +10,7 @@ from .shared import common, contenders
 
 
 class Prefill:
-    """Into new arrays, in the layout of most models. kernels.py has the others."""
+    """Into new arrays, in the layout of most models."""
 
     version = "1"
     params = (common.TARGETS, common.DTYPES)

@@ -6,7 +6,7 @@ machines can be laid side by side; what is absent is skipped in setup, with the 
 asv takes every rise for a loss: its regressions, ``asv continuous`` and its graphs know of no
 figure that is better when larger. So ratios here are times over times, and smaller is better:
 "2 copies" is half the speed of a copy. The pages and the command line say it the other way round,
-"0.5 times as fast as a copy": what the tables of ../report and the pictures in docs print.
+"0.5 times as fast as a copy".
 
 Each benchmark has a version. asv drops the history of one whose version changes, or whose code does
 where it has none: raise it when a figure comes to mean something else.

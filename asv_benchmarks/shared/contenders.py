@@ -1,8 +1,6 @@
 """The contenders: rope_xp, a copy of the same bytes, and what users run today."""
 
-import contextlib
 import importlib
-import importlib.util
 from functools import cache, lru_cache
 
 import rope_xp
@@ -12,10 +10,7 @@ from rope_xp._bench.targets import Target
 from rope_xp._core.typing import Array, Layout
 
 from .common import TOKENS
-from .paths import use_path
 from .rival_calls import RIVALS, Arrays, Function, action
-
-_HAVE_KERNELS = ("numpy:cpu", "torch:cpu")
 
 
 @lru_cache(maxsize=1)
@@ -58,17 +53,7 @@ def contenders(
         actions["jit x * 2"] = lambda: doubled(q, k)
     elif target.library != "dask":
         actions |= _into_memory(inputs, rope)
-    if name in _HAVE_KERNELS and importlib.util.find_spec("llvmlite"):
-        _compile(actions["new"])
     return target, actions
-
-
-def _compile(call: Action) -> None:
-    """Have kernels of older versions compiled, which calls of a few tokens did not wait for."""
-    for path in ("llvm", "numba"):
-        with contextlib.suppress(rope_xp.RopeError), use_path(path):
-            call()
-            return
 
 
 def _into_memory(inputs: Case, rope: rope_xp.RoPE) -> dict[str, Action]:
