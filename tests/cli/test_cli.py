@@ -10,12 +10,12 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 from rope_xp_backends.cpu import native
-from support import oracles, programs
+from support import programs
 from support.inspected import REAL
 
 import rope_xp
 from rope_xp import __main__ as cli
-from rope_xp._bench import formulas, targets
+from rope_xp._bench import targets
 from rope_xp._cli import demo
 from rope_xp._dispatch import find
 
@@ -103,16 +103,6 @@ def test_arguments_that_a_command_does_not_take_print_its_usage(arguments, capsy
     assert stop.value.code == 2
     command = arguments.partition(" ")[0].replace("dance", "")
     assert f"usage: python -m rope_xp {command}" in capsys.readouterr().err
-
-
-def test_exact_rotation_of_benchmarks_is_that_of_the_oracle():
-    x = np.random.default_rng(0).standard_normal((1, 9, 2, 16))
-    frequencies = rope_xp.RoPE().frequencies(16)
-    for layout in ("interleaved", "half", "interleaved_to_half"):
-        angles = (np.arange(9) * 1000)[:, None, None] * frequencies
-        expected = oracles.rotate_complex(x, angles, layout)
-        actual = formulas.rotate_exact(x, np.arange(9) * 1000, frequencies, layout)
-        np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-13)
 
 
 def test_demo_finds_nan_and_libraries_that_differ():

@@ -45,15 +45,6 @@ def test_compiled_kernels_are_for_the_first_python_and_all_later_ones() -> None:
     assert f"python-abi3 {major}.{minor}.*" in recipe["requirements"]["host"]
 
 
-def test_what_builds_a_release_has_hashes() -> None:
-    """pip and uv refuse a file in which one is missing."""
-    lines = (ROOT / "constraints" / "release.txt").read_text()
-    uv = (ROOT / "constraints" / "uv.txt").read_text().partition("\n")[2]
-    assert uv.startswith("uv==")
-    assert uv in lines
-    assert "--require-hashes -r constraints/release.txt" in (ROOT / ".ci" / "release").read_text()
-
-
 def test_the_address_of_the_repository_stands_in_one_place():
     text = (ROOT / "pyproject.toml").read_text()
     address = PROJECT["urls"]["Source"].removeprefix("https://")
@@ -74,10 +65,3 @@ def test_pins_of_releases_are_those_of_tests():
     assert {name: releases[name] for name in shared} == {name: tests[name] for name in shared}
     # torch for GPUs pins its own versions of these, and could not be installed beside others.
     assert not [name for name in tests if name.startswith("nvidia-")]
-
-
-def test_commands_of_releasing_name_what_is_there():
-    text = (ROOT / "RELEASING.md").read_text()
-    named = set(re.findall(r"(?:\.ci|\.github|constraints|docs|rope_xp)/[\w./]+\w", text))
-    assert {".ci/run", ".ci/release", ".github/workflows/release.yml"} <= named
-    assert [name for name in named if not (ROOT / name).exists()] == []
