@@ -84,7 +84,7 @@ def _list_bases(series: FrequencySeries, rounding: float) -> list[float]:
     bases = [10000.0] if len(w) == 1 else []  # the only pair turns by 1 with any base
     spans = [(0, n - 1), (0, n // 4), (0, n // 8), (0, 1), (n - n // 4 - 1, n - 1), (n - 2, n - 1)]
     for i, j in spans:
-        if 0 <= i < j < n:
+        if 0 <= i < j < n and w[i] > 0.0 and w[j] > 0.0:  # pairs may stand still anywhere
             pairs_per_base = series.rotary_dim / (2 * (j - i))
             power = (math.log(w[i]) - math.log(w[j])) * pairs_per_base
             tolerance = 2 * (error[i] + error[j]) * pairs_per_base
