@@ -3,81 +3,67 @@
 from typing import Any
 
 import numpy as np
-from measure import HEAD_DIM, LENGTH, Engine, Rotation
-from shared import both, check, count_from_zero, describe, get_starts, load_alone
+from measure import HEAD_DIM, LENGTH, Rotation, engine
+from shared import both, count_from_zero, describe, get_factor, get_starts, load_alone
 
 from rope_xp import RoPE
 from rope_xp.scaling import Linear, Llama3, LongRoPE, YaRN
 
 
+@engine("equinox", "nn.RotaryPositionalEmbedding", library="jax")
 def equinox(rope: RoPE, dtype: str) -> Rotation:
     import jax
     from equinox.nn import RotaryPositionalEmbedding
 
-    check(rope)
     module = RotaryPositionalEmbedding(HEAD_DIM, theta=rope.base)
     module(np.zeros((1, HEAD_DIM), np.float32))
     every = jax.vmap(jax.vmap(module))
-
-    def rotate(x: Any, p: Any) -> Any:
-        count_from_zero(p)
-        return every(x)
-
-    return both(rotate)
+    return both(lambda x, p: every(*count_from_zero(p, x)))
 
 
+@engine("gemma", "gm.math.apply_rope", library="jax", scalings=(Linear,), note="file alone",
+        not_run={"partial": "its rope_proportion was not tried"})  # fmt: skip
 def gemma(rope: RoPE, dtype: str) -> Rotation:
     file = load_alone("gemma.gm.math._positional_embeddings")
-    check(rope, Linear)
-    factor = rope.scaling.factor if isinstance(rope.scaling, Linear) else 1.0
-    options = {"base_frequency": rope.base, "scale_factor": factor}
+    options = {"base_frequency": rope.base, "scale_factor": get_factor(rope)}
     return both(lambda x, p: file.apply_rope(x, p, **options), "bshd")
 
 
+@engine("maxtext", "m3.core.rope.apply_rope", library="jax", note="file alone")
 def maxtext(rope: RoPE, dtype: str) -> Rotation:
     file = load_alone("maxtext.m3.core.rope")
-    check(rope)
     return both(lambda x, p: file.apply_rope(x, p, max_timescale=rope.base), "bshd")
 
 
+@engine("keras-hub", "layers.RotaryEmbedding", is_module=True, scalings=(Linear, YaRN),
+        note="on torch")  # fmt: skip
 def keras_hub(rope: RoPE, dtype: str) -> Rotation:
     from keras_hub.layers import RotaryEmbedding
 
-    check(rope, Linear, YaRN)
     kind = "yarn" if isinstance(rope.scaling, YaRN) else "linear"
-    factor = getattr(rope.scaling, "factor", 1.0)
-    module = RotaryEmbedding(max_wavelength=rope.base, rope_type=kind, scaling_factor=factor,
-                             dtype=dtype)  # fmt: skip
+    module = RotaryEmbedding(max_wavelength=rope.base, rope_type=kind, dtype=dtype,
+                             scaling_factor=get_factor(rope))  # fmt: skip
     return both(lambda x, p: module(x, positions=p), "bshd")
 
 
-def mlx(rope: RoPE, dtype: str) -> Rotation:
+def _offset(module: Any) -> Rotation:
     import mlx.core as mx
+
+    return both(lambda x, p: module(x, offset=mx.array(get_starts(p).astype(np.int32))))
+
+
+@engine("mlx", "nn.RoPE", library="mlx", scalings=(Linear,), partial=True)
+def mlx(rope: RoPE, dtype: str) -> Rotation:
     from mlx import nn
 
-    check(rope, Linear, partial=True)
-    scale = 1.0 / rope.scaling.factor if isinstance(rope.scaling, Linear) else 1.0
-    n, traditional = rope.rotary_dim or HEAD_DIM, rope.layout == "interleaved"
-    module = nn.RoPE(n, traditional=traditional, base=rope.base, scale=scale)
-    return both(lambda x, p: module(x, offset=mx.array(get_starts(p).astype(np.int32))))
+    options = {"base": rope.base, "scale": 1.0 / get_factor(rope)}
+    return _offset(nn.RoPE(rope.rotary_dim, traditional=rope.layout == "interleaved", **options))
 
 
+@engine("mlx-lm", "initialize_rope", library="mlx", scalings=(Linear, YaRN, Llama3, LongRoPE),
+        partial=True, note="file alone")  # fmt: skip
 def mlx_lm(rope: RoPE, dtype: str) -> Rotation:
-    import mlx.core as mx
-
     file = load_alone("mlx_lm.models.rope_utils")
-    check(rope, Linear, YaRN, Llama3, LongRoPE, partial=True)
-    n, traditional = rope.rotary_dim or HEAD_DIM, rope.layout == "interleaved"
-    module = file.initialize_rope(n, rope.base, traditional, describe(rope), LENGTH)
-    return both(lambda x, p: module(x, offset=mx.array(get_starts(p).astype(np.int32))))
-
-
-ENGINES = [
-    Engine("equinox", "nn.RotaryPositionalEmbedding", equinox, library="jax"),
-    Engine("gemma", "gm.math.apply_rope", gemma, library="jax", note="file alone",
-           not_run={"partial": "its rope_proportion was not tried"}),
-    Engine("maxtext", "m3.core.rope.apply_rope", maxtext, library="jax", note="file alone"),
-    Engine("keras-hub", "layers.RotaryEmbedding", keras_hub, is_module=True, note="on torch"),
-    Engine("mlx", "nn.RoPE", mlx, library="mlx"),
-    Engine("mlx-lm", "initialize_rope", mlx_lm, library="mlx", note="file alone"),
-]  # fmt: skip
+    traditional = rope.layout == "interleaved"
+    options = rope.rotary_dim, rope.base, traditional, describe(rope), LENGTH
+    return _offset(file.initialize_rope(*options))

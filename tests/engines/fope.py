@@ -13,7 +13,7 @@ TOKENS, HEADS, KV_HEADS, DIM = 50, 8, 2, 64
 
 def compare(kept: int) -> float:
     """Return the largest difference of rotated q and k, with ``kept`` frequencies."""
-    kernels._load_vllm()
+    kernels.load_vllm()
     distributed = {"get_tensor_model_parallel_rank": lambda: 0,
                    "get_tensor_model_parallel_world_size": lambda: 1}  # fmt: skip
     name = "vllm.model_executor.layers.rotary_embedding.fope"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ LENGTH = 131_072
 """Rows of a table, if an engine asks for them; the context of most models of 2026."""
 Rotation = Callable[[Any, Any, np.ndarray], tuple[Any, Any]]
 """From q and k (batch, heads, tokens, head_dim) and positions (batch, tokens) of numpy."""
+Make = Callable[[RoPE, str], Rotation]
 
 _FACTORS = tuple(1.0 + i / 8 for i in range(HEAD_DIM // 2))
 SCALINGS = {
@@ -24,10 +25,17 @@ SCALINGS = {
     "Llama 3": scaling.Llama3(8.0, 1.0, 4.0, 8192),
     "LongRoPE": scaling.LongRoPE((1.0,) * (HEAD_DIM // 2), _FACTORS, 4096, 32.0),
 }
-COLUMNS = ("layout", "second base", "batched decode", "packed", "partial", *SCALINGS, "position",
-           "bfloat16", "module in bfloat16", "gradient")  # fmt: skip
-_DECODE = np.array([[3], [1000], [17], [0], [250]])
-_PACKED = np.array([[*range(5), *range(7)]])
+_USUAL = np.arange(600)[None]
+_POSITIONS = {
+    "second base": _USUAL,
+    "batched decode": np.array([[3], [1000], [17], [0], [250]]),
+    "packed": np.array([[*range(5), *range(7)]]),
+    "partial": np.arange(12)[None],
+    **dict.fromkeys((*SCALINGS, "bfloat16", "module in bfloat16"), _USUAL),
+}
+# What is cached for one base is no other's, and would spoil the columns after it.
+_COLUMNS = ("layout", *(c for c in _POSITIONS if c != "second base"), "position", "gradient",
+            "second base")  # fmt: skip
 _RIGHT = {"float32": 5e-4, "bfloat16": 2e-2}
 """Largest error of a right result, for inputs below 1 in size and positions below 1024."""
 
@@ -41,19 +49,41 @@ class Engine:
     """A rotation of a package: ``make(rope, dtype)`` returns it, or raises NotOfferedError.
 
     ``takes_tables`` says that callers compute cos and sin. ``is_module`` says that it is a module
-    of torch with a dtype, which ``make`` casts it to. ``not_run`` has the columns that are not
-    tried, and why.
+    of torch with a dtype, which ``make`` casts it to. ``partial`` says that it rotates a part of
+    the head. ``not_run`` has the columns that are not tried, and why.
     """
 
     package: str
     name: str
-    make: Callable[[RoPE, str], Rotation]
+    make: Make
     layout: str = "half"
     library: str = "torch"
     takes_tables: bool = False
     is_module: bool = False
+    scalings: tuple[type, ...] = ()
+    partial: bool = False
     note: str = ""
     not_run: dict[str, str] = field(default_factory=dict)
+
+    def open(self, rope: RoPE, dtype: str = "float32") -> Rotation:
+        if rope.scaling is not None and not isinstance(rope.scaling, self.scalings):
+            raise NotOfferedError("no such scaling")
+        if rope.rotary_dim != HEAD_DIM and not self.partial:
+            raise NotOfferedError("it rotates whole heads")
+        return self.make(rope, dtype)
+
+
+ENGINES: list[Engine] = []
+
+
+def engine(package: str, name: str, **options: Any) -> Callable[[Make], Make]:
+    """List a function as that which makes an engine."""
+
+    def add(make: Make) -> Make:
+        ENGINES.append(Engine(package, name, make, **options))
+        return make
+
+    return add
 
 
 @dataclass(frozen=True)
@@ -66,9 +96,7 @@ class Cell:
 
 def measure(engine: Engine) -> dict[str, Cell]:
     """Return the cells of an engine."""
-    # What is cached for one base is no other's, and would spoil the columns after it.
-    order = sorted(COLUMNS, key=lambda column: column == "second base")
-    return {column: _measure_cell(engine, column) for column in order}
+    return {column: _measure_cell(engine, column) for column in _COLUMNS}
 
 
 def _measure_cell(engine: Engine, column: str) -> Cell:
@@ -87,36 +115,25 @@ def _measure_cell(engine: Engine, column: str) -> Cell:
 
 
 def _run(engine: Engine, column: str) -> Cell:
-    plain = RoPE(layout=engine.layout)
+    rope = RoPE(layout=engine.layout, rotary_dim=HEAD_DIM)
     if engine.takes_tables and column in (*SCALINGS, "second base", "position"):
         raise NotOfferedError("its caller computes cos and sin")
-    match column:
-        case "layout":
-            return _find_layout(engine)
-        case "second base":
-            _compare(engine, plain, np.arange(600)[None])
-            return _compare(engine, RoPE(layout=engine.layout, base=5e5), np.arange(600)[None])
-        case "batched decode":
-            return _compare(engine, plain, _DECODE)
-        case "packed":
-            return _compare(engine, plain, _PACKED)
-        case "partial":
-            return _compare(engine, RoPE(layout=engine.layout, rotary_dim=32), np.arange(12)[None])
-        case "position":
-            return _find_first_error(engine, plain)
-        case "bfloat16":
-            return _compare(engine, plain, np.arange(600)[None], "bfloat16")
-        case "module in bfloat16":
-            if not engine.is_module:
-                kind = "a function" if engine.library == "torch" else "no module of torch"
-                raise NotOfferedError(f"it is {kind}")
-            return _compare(engine, plain, np.arange(600)[None], "bfloat16", module="bfloat16")
-        case "gradient":
-            return _compare_gradients(engine, plain)
-    rope = RoPE(layout=engine.layout, scaling=SCALINGS[column])
+    if column == "module in bfloat16" and not engine.is_module:
+        kind = "a function" if engine.library == "torch" else "no module of torch"
+        raise NotOfferedError(f"it is {kind}")
+    if column not in _POSITIONS:
+        find = {"layout": _find_layout, "position": _find_first_error}
+        return find.get(column, _compare_gradients)(engine, rope)
+    if column == "second base":
+        _compare(engine, rope, _USUAL)
+        rope = replace(rope, base=5e5)
+    rope = replace(rope, rotary_dim=32) if column == "partial" else rope
+    rope = replace(rope, scaling=SCALINGS.get(column))
     if column == "LongRoPE":  # the factors of long contexts, at positions of a short call
         rope = rope.for_length(LENGTH)
-    return _compare(engine, rope, np.arange(600)[None])
+    dtype = "bfloat16" if "bfloat16" in column else "float32"
+    module = "bfloat16" if "module" in column else "float32"
+    return _compare(engine, rope, _POSITIONS[column], dtype, module)
 
 
 def _make_inputs(batch: int, tokens: int) -> list[np.ndarray]:
@@ -144,7 +161,7 @@ def _compute_error(
 def _compare(
     engine: Engine, rope: RoPE, p: np.ndarray, dtype: str = "float32", module: str = "float32"
 ) -> Cell:
-    rotate = engine.make(rope, module)
+    rotate = engine.open(rope, module)
     error, unmoved = _compute_error(engine, rope, p, dtype, rotate)
     bound = _RIGHT[dtype] * max(1.0, rope.attention_factor)
     if unmoved <= 2 * bound:
@@ -152,20 +169,21 @@ def _compare(
     return Cell("right" if error <= bound else "wrong", f"{error:.1g}")
 
 
-def _find_layout(engine: Engine) -> Cell:
-    rotate, p = engine.make(RoPE(layout=engine.layout), "float32"), np.tile(np.arange(12), (2, 1))
+def _find_layout(engine: Engine, rope: RoPE) -> Cell:
+    rotate, p = engine.open(rope), np.tile(np.arange(12), (2, 1))
+    errors = {}
     for layout in ("half", "interleaved", "interleaved_to_half"):
-        if _compute_error(engine, RoPE(layout=layout), p, "float32", rotate)[0] <= 1e-5:
+        other = replace(rope, layout=layout)
+        errors[layout] = _compute_error(engine, other, p, "float32", rotate)[0]
+        if errors[layout] <= 1e-5:
             return Cell("right" if layout == engine.layout else "wrong", layout)
-    error = _compute_error(engine, RoPE(layout=engine.layout), p, "float32", rotate)[0]
-    return Cell("wrong", f"{error:.1g}")
+    return Cell("wrong", f"{errors[engine.layout]:.1g}")
 
 
 def _find_first_error(engine: Engine, rope: RoPE) -> Cell:
     """Return the first of some positions whose cos or sin is off by more than 1e-2."""
-    rotate, from_zero = engine.make(rope, "float32"), False
+    rotate, from_zero, last = engine.open(rope), False, 0
     exact = rope.frequencies(HEAD_DIM)
-    last = 0
     for n in sorted({1 << k for k in range(6, 21)} | {3 << k for k in range(14, 19)}):
         for whole in (False, True)[from_zero:]:
             tokens = np.arange(0 if whole else n - 4, n)
@@ -201,7 +219,7 @@ def _rotate_ones(engine: Engine, rotate: Rotation, tokens: np.ndarray) -> np.nda
 
 
 def _compare_gradients(engine: Engine, rope: RoPE) -> Cell:
-    rotate, p = engine.make(rope, "float32"), np.arange(12)[None]
+    rotate, p = engine.open(rope), np.arange(12)[None]
     weights = [np.array(x[..., ::-1]) for x in _make_inputs(*p.shape)]
     given = [put(engine.library, x, "float32") for x in _make_inputs(*p.shape)]
     found = differentiate(engine.library, lambda q, k: rotate(q, k, p), given, weights)

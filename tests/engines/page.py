@@ -3,10 +3,17 @@
 from pathlib import Path
 from typing import Any
 
-from findings import FINDINGS
-
 FAULTS = Path(__file__).with_name("faults")
-_SCRIPTS = "https://github.com/OWNER/rope_xp/blob/main/tests/engines/faults"
+FINDINGS = {
+    ("equinox", "second base"): "base_in_cache.py",
+    ("litgpt", "YaRN"): "yarn_ramp.py",
+    ("rotary-embedding-torch", "bfloat16"): "positions_in_bfloat16.py",
+    ("rotary-embedding-torch", "module in bfloat16"): "positions_in_bfloat16.py",
+    ("transformers", "module in bfloat16"): "module_in_bfloat16.py",
+    ("x-transformers", "module in bfloat16"): "positions_of_frequencies.py",
+}
+"""The scripts that show wrong cells, by package and column. Their titles are the page's text."""
+_SCRIPTS = "../tests/engines/faults"
 _PAGE = """\
 <!-- Made by tests/engines/scoreboard.py from tests/engines/results.json. -->
 
@@ -34,44 +41,32 @@ Measured on {dates}:
 {faults}"""
 
 
-def list_wrong(results: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the package and column of each wrong cell."""
-    return sorted(
-        {
-            (row["package"], column)
-            for row in results.values()
-            for column, cell in row["cells"].items()
-            if cell["verdict"] == "wrong"
-        }
-    )
-
-
 def render(results: dict[str, Any]) -> str:
     """Return the page; KeyError for a wrong cell that no finding describes."""
-    scripts = {FINDINGS[key]: key[0] for key in list_wrong(results)}
-    faults = {_read_title(script): package for script, package in scripts.items()}
+    rows = [row for _, row in sorted(results.items())]
+    found = {
+        (FINDINGS[row["package"], c], row["package"]) for row in rows for c in _list_wrong(row)
+    }
+    # The first line of a script's docstring says what is wrong.
+    titles = ((FAULTS / script).read_text().split('"""')[1].strip() for script, _ in sorted(found))
+    faults = zip((t.partition("\n")[0] for t in titles), sorted(found), strict=True)
     return _PAGE.format(
-        dates=", ".join(sorted({row["date"] for row in results.values()})),
-        rows="".join(_show_row(row) for _, row in sorted(results.items())),
-        faults="".join(f"| {package} | {title} |\n" for title, package in sorted(faults.items())),
+        dates=", ".join(sorted({row["date"] for row in rows})),
+        rows="".join(map(_show_row, rows)),
+        faults="".join(f"| {package} | {title} |\n" for title, (_, package) in sorted(faults)),
     )
+
+
+def _list_wrong(row: dict[str, Any]) -> list[str]:
+    return [column for column, cell in row["cells"].items() if cell["verdict"] == "wrong"]
 
 
 def _show_row(row: dict[str, Any]) -> str:
     cells, note = row["cells"], f" ({row['note']})" if row["note"] else ""
-    wrong = ", ".join(
-        f"[{column}]({_SCRIPTS}/{FINDINGS[row['package'], column]})"
-        for column, cell in cells.items()
-        if cell["verdict"] == "wrong"
-    )
+    wrong = ", ".join(f"[{c}]({_SCRIPTS}/{FINDINGS[row['package'], c]})" for c in _list_wrong(row))
     layout, position = (
         cells[c]["text"].replace("_", "\\_") if cells[c]["verdict"] == "right" else "–"
         for c in ("layout", "position")
     )
     name = f"{row['package']} `{row['name']}`"
     return f"| {name} | {row['version']}{note} | {layout} | {position} | {wrong or '–'} |\n"
-
-
-def _read_title(script: str) -> str:
-    """Return the first line of a script's docstring, which says what is wrong."""
-    return (FAULTS / script).read_text().split('"""')[1].strip().partition("\n")[0]

@@ -30,7 +30,8 @@ def measure_file(file: str, names: list[str], date: str) -> None:
     """Measure the engines of a file, and store each result."""
     import measure
 
-    for engine in importlib.import_module(file).ENGINES:
+    importlib.import_module(file)
+    for engine in measure.ENGINES:
         if names and engine.package not in names:
             continue
         cells = {column: asdict(cell) for column, cell in measure.measure(engine).items()}
@@ -45,17 +46,9 @@ def measure_file(file: str, names: list[str], date: str) -> None:
         print(engine.package, engine.name, shown, flush=True)
 
 
-def compare(path: Path) -> None:
-    """Exit if a verdict is another than in a file."""
-    before, after = (json.loads(p.read_text()) for p in (path, RESULTS))
-    for key, row in after.items():
-        for column, cell in row["cells"].items():
-            old = before.get(key, {"cells": {}})["cells"].get(column, {"verdict": "missing"})
-            if old["verdict"] != cell["verdict"]:
-                print(f"{key}, {column}: {cell['verdict']} ({cell['text']}), was {old['verdict']}")
-                before.setdefault("differences", {"cells": {}})
-    if "differences" in before or set(before) - set(after):
-        sys.exit(f"results differ; missing: {sorted(set(before) - set(after) - {'differences'})}")
+def list_verdicts(path: Path) -> set[tuple[str, str, str]]:
+    rows = json.loads(path.read_text()).items()
+    return {(key, c, cell["verdict"]) for key, row in rows for c, cell in row["cells"].items()}
 
 
 def main() -> None:
@@ -71,8 +64,9 @@ def main() -> None:
         measure_file(options.file, options.names, options.date)
         return
     if options.compare:
-        compare(options.compare)
-        return
+        before, after = map(list_verdicts, (options.compare, RESULTS))
+        lines = [f"was {x}" for x in sorted(before - after)]
+        sys.exit("\n".join([*lines, *(f"is {x}" for x in sorted(after - before))]) or None)
     if not (options.render or options.check):
         for file in FILES:  # a process each, as packages of different libraries disturb each other
             command = [sys.executable, __file__, *options.names, "--file", file]
@@ -80,11 +74,10 @@ def main() -> None:
     from page import render
 
     page = render(json.loads(RESULTS.read_text()))
-    if options.check:
-        if page != PAGE.read_text():
-            sys.exit("docs/scoreboard.md is not that of results.json: run with --render")
-        return
-    PAGE.write_text(page)
+    if not options.check:
+        PAGE.write_text(page)
+    elif page != PAGE.read_text():
+        sys.exit("docs/scoreboard.md is not that of results.json: run with --render")
 
 
 if __name__ == "__main__":

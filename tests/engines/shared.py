@@ -40,40 +40,40 @@ def get_start(p: np.ndarray) -> int:
     return int(get_starts(share(p)[None])[0])
 
 
-def count_from_zero(p: np.ndarray) -> None:
-    """Check that positions are 0, 1, 2, ..."""
+def count_from_zero(p: np.ndarray, *arrays: Any) -> tuple[Any, ...]:
+    """Return the arrays after a check that positions are 0, 1, 2, ..."""
     if (p != np.arange(p.shape[1])).any():
         raise NotOfferedError("positions are 0, 1, 2, ...")
+    return arrays
 
 
-def check(rope: RoPE, *scalings: type, partial: bool = False) -> RoPE:
-    """Return a rope that an engine offers; NotOfferedError otherwise."""
-    if rope.scaling is not None and not isinstance(rope.scaling, scalings):
-        raise NotOfferedError("no such scaling")
-    if not partial and rope.rotary_dim not in (None, HEAD_DIM):
-        raise NotOfferedError("it rotates whole heads")
-    return rope
+def flatten(call: Callable[..., Any]) -> Rotation:
+    """Return the rotation by call(q, k, positions), of arrays (tokens, heads, head_dim)."""
+    import torch
+
+    def rotate(q: Any, k: Any, p: np.ndarray) -> Any:
+        flat = (x.swapaxes(1, 2).flatten(0, 1) for x in (q, k))
+        results = call(*flat, torch.as_tensor(p).flatten())
+        return [y.reshape(len(q), q.shape[2], -1, HEAD_DIM).swapaxes(1, 2) for y in results]
+
+    return rotate
+
+
+def get_factor(rope: RoPE) -> float:
+    return getattr(rope.scaling, "factor", 1.0)
+
+
+_TYPES = {type(None): "default", Linear: "linear", Llama3: "llama3", YaRN: "yarn"}
+_TYPES |= {LongRoPE: "longrope"}
+_FIELDS = ("factor", "low_freq_factor", "high_freq_factor", "short_factor", "long_factor",
+           "original_max_position_embeddings")  # fmt: skip
 
 
 def describe(rope: RoPE) -> dict[str, Any]:
     """Return the rope_scaling of a configuration of Hugging Face."""
-    match rope.scaling:
-        case None:
-            return {"rope_type": "default"}
-        case Linear(factor=factor):
-            return {"rope_type": "linear", "factor": factor}
-        case Llama3() as s:
-            names = "factor", "low_freq_factor", "high_freq_factor"
-            return {"rope_type": "llama3", **{name: getattr(s, name) for name in names},
-                    "original_max_position_embeddings": 8192}  # fmt: skip
-        case YaRN(factor=factor):
-            return {"rope_type": "yarn", "factor": factor,
-                    "original_max_position_embeddings": 4096}  # fmt: skip
-        case LongRoPE() as s:
-            return {"rope_type": "longrope", "short_factor": list(s.short_factor),
-                    "long_factor": list(s.long_factor), "factor": 32.0,
-                    "original_max_position_embeddings": 4096}  # fmt: skip
-    raise NotOfferedError(f"no {type(rope.scaling).__name__}")
+    values = {name: getattr(rope.scaling, name, None) for name in _FIELDS}
+    values = {n: list(x) if isinstance(x, tuple) else x for n, x in values.items() if x is not None}
+    return {"rope_type": _TYPES[type(rope.scaling)], **values}
 
 
 def load_alone(name: str, **stubs: dict[str, Any]) -> Any:

@@ -1,12 +1,8 @@
 """The names that the table of docs/start.md uses: each library's own, or its formula.
 
 One namespace a library: what its users call, and the arrays that they have. Formulae are those of
-peers.py behind the signature of the library.
+engine_kernels.py behind the signature of a library that is too large to install, or needs a GPU.
 """
-
-import contextlib
-import importlib
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,46 +13,43 @@ from rope_xp import RoPE
 from rope_xp.integrations import apply_rotary_transformers
 from rope_xp.scaling import NTK, Linear
 
-from . import peers
+from .engine_kernels import turn
 
 TOKENS = 5
 OURS = {"rope_xp": rope_xp, "RoPE": RoPE, "Linear": Linear, "NTK": NTK, "torch": torch, "np": np}
 OURS |= {"apply_rotary_transformers": apply_rotary_transformers}
 
 
-def _draw_arrays(axes):
+def _name_arrays(axes="bshd", **names):
     generator = torch.Generator().manual_seed(0)
     q, k = (torch.randn(1, TOKENS, heads, 64, generator=generator) for heads in (8, 2))
     if axes == "bhsd":
         q, k = q.transpose(1, 2), k.transpose(1, 2)
-    return {"q": q, "k": k, "positions": 7 + torch.arange(TOKENS)}
+    return {"q": q, "k": k, "positions": 7 + torch.arange(TOKENS), **names}
 
 
-def _import_module(module):
-    with contextlib.suppress(ImportError):
-        return importlib.import_module(module)
-    return None
+def _tabulate(base=1e4, factor=1.0):
+    angles = torch.arange(32)[:, None] * base ** (-torch.arange(32) / 32) / factor
+    return angles.cos(), angles.sin()
 
 
-def _multiply_pairs(x, turns):
-    pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
-    return torch.view_as_real(pairs * turns[:, None]).flatten(3)
+def _torchtune(dim, base):
+    cos, sin = _tabulate(base)
+    return lambda x, *, input_pos: turn(x, cos[input_pos], sin[input_pos], neox=False)
 
 
-def torchtune():
-    def formula(dim, base=10_000):
-        angles = peers.compute_angles(torch.arange(32), dim, base)
-        turns = torch.polar(torch.ones_like(angles), angles)
+def _flash_attn(x, cos, sin, interleaved=False, seqlen_offsets=0):
+    rows = slice(seqlen_offsets, seqlen_offsets + x.shape[1])
+    return turn(x, cos[rows], sin[rows], not interleaved)
 
-        def rotate(x, *, input_pos=None):
-            rows = torch.arange(x.shape[1]) if input_pos is None else input_pos
-            return _multiply_pairs(x, turns[rows])
 
-        return rotate
+def _keras_hub(scaling_factor):
+    tables = _tabulate(factor=scaling_factor)
+    return lambda x, start_index: _flash_attn(x, *tables, seqlen_offsets=start_index)
 
-    theirs = _import_module("torchtune.modules.position_embeddings")
-    rotary = theirs.RotaryPositionalEmbeddings if theirs else formula
-    return _draw_arrays("bshd") | {"RotaryPositionalEmbeddings": rotary}
+
+def _llama(q, k, freqs_cis):
+    return tuple(turn(x, freqs_cis.real, freqs_cis.imag, neox=False) for x in (q, k))
 
 
 def transformers():
@@ -70,64 +63,38 @@ def transformers():
         max_position_embeddings=32_768,
         rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5},
     )
-    arrays = _draw_arrays("bhsd")
-    position_ids = arrays["positions"][None]
-    rotary_emb = llama.LlamaRotaryEmbedding(config)
-    names = {"config": config, "position_ids": position_ids, "rotary_emb": rotary_emb}
-    names["cos"], names["sin"] = rotary_emb(arrays["q"], position_ids)
-    return arrays | names | {"apply_rotary_pos_emb": llama.apply_rotary_pos_emb}
+    names = _name_arrays("bhsd", config=config, rotary_emb=llama.LlamaRotaryEmbedding(config))
+    names |= {"position_ids": names["positions"][None]}
+    names["cos"], names["sin"] = names["rotary_emb"](names["q"], names["position_ids"])
+    return names | {"apply_rotary_pos_emb": llama.apply_rotary_pos_emb}
 
 
 def rotary_embedding_torch():
     theirs = pytest.importorskip("rotary_embedding_torch")
-    return _draw_arrays("bhsd") | {"RotaryEmbedding": theirs.RotaryEmbedding}
+    return _name_arrays("bhsd", RotaryEmbedding=theirs.RotaryEmbedding)
 
 
 def flash_attn():
-    def formula(x, cos, sin, interleaved=False, seqlen_offsets=0):
-        rows = slice(seqlen_offsets, seqlen_offsets + x.shape[1])
-        return peers.flash_attn(x, cos[rows], sin[rows], interleaved)
-
-    angles = peers.compute_angles(torch.arange(32))
-    tables = {"cos": angles.cos(), "sin": angles.sin()}
-    return _draw_arrays("bshd") | tables | {"apply_rotary_emb": formula}  # its own needs a GPU
-
-
-def keras_hub():
-    def formula(max_wavelength=10_000, scaling_factor=1.0):
-        def rotate(x, start_index=0):
-            assert max_wavelength == 10_000  # as the formula of peers.py has it
-            return torch.from_numpy(
-                peers.keras_hub(x.numpy(), start_index + np.arange(x.shape[1]), scaling_factor)
-            )
-
-        return rotate
-
-    theirs = _import_module("keras_hub")
-    rotary = theirs.layers.RotaryEmbedding if theirs else formula
-    return _draw_arrays("bshd") | {"RotaryEmbedding": rotary}
+    cos, sin = _tabulate()
+    return _name_arrays(cos=cos, sin=sin, apply_rotary_emb=_flash_attn)
 
 
 def equinox():
-    eqx = pytest.importorskip("equinox")
-    import jax
-    import jax.numpy as jnp
-
-    q = jax.random.normal(jax.random.key(0), (TOKENS, 8, 64))
-    return {"eqx": SimpleNamespace(nn=eqx.nn), "jax": jax, "jnp": jnp, "q": q, "x": q[:, 0]}
+    jax, eqx = pytest.importorskip("jax"), pytest.importorskip("equinox")
+    return {"eqx": eqx, "x": jax.random.normal(jax.random.key(0), (TOKENS, 64))}
 
 
 def meta():
-    def formula(q, k, freqs_cis):
-        return _multiply_pairs(q, freqs_cis), _multiply_pairs(k, freqs_cis)
-
-    angles = peers.compute_angles(torch.arange(TOKENS), base=5e5)
-    turns = torch.polar(torch.ones_like(angles), angles)
-    return _draw_arrays("bshd") | {"apply_rotary_emb": formula, "freqs_cis": turns}
+    turns = torch.complex(*(t[:TOKENS] for t in _tabulate(5e5)))
+    return _name_arrays(apply_rotary_emb=_llama, freqs_cis=turns)
 
 
 LIBRARIES = {
-    "torchtune": torchtune, "transformers": transformers,
-    "rotary-embedding-torch": rotary_embedding_torch, "flash-attn": flash_attn,
-    "keras-hub": keras_hub, "equinox": equinox, "Meta's llama": meta,
-}  # fmt: skip
+    "torchtune": lambda: _name_arrays(RotaryPositionalEmbeddings=_torchtune),
+    "transformers": transformers,
+    "rotary-embedding-torch": rotary_embedding_torch,
+    "flash-attn": flash_attn,
+    "keras-hub": lambda: _name_arrays(RotaryEmbedding=_keras_hub),
+    "equinox": equinox,
+    "Meta's llama": meta,
+}

@@ -1,9 +1,8 @@
 """Kernels with the signatures of engines, by the formula of RoFormer (arXiv 2104.09864, eq. 34).
 
-Written apart from rope_xp, in plain torch and numpy. ``turn`` is a parameter: a fault is another.
+Written apart from rope_xp, in plain torch and numpy. A fault is another ``turn``, ``rms`` or
+``look_up``.
 """
-
-import functools
 
 import numpy as np
 import torch
@@ -13,51 +12,71 @@ def turn(x, cos, sin, neox):
     """Rotate the first components of heads (..., heads, d) by cos and sin (..., r/2)."""
     y, n = (x.clone() if isinstance(x, torch.Tensor) else x.copy()), cos.shape[-1]
     cos, sin = cos[..., None, :], sin[..., None, :]
-    first, second = (
-        (slice(n), slice(n, 2 * n)) if neox else (slice(0, 2 * n, 2), slice(1, 2 * n, 2))
-    )
-    y[..., first] = x[..., first] * cos - x[..., second] * sin
-    y[..., second] = x[..., second] * cos + x[..., first] * sin
+    start, step = (n, 1) if neox else (1, 2)
+    first, second = np.s_[..., : n * step : step], np.s_[..., start : start + n * step : step]
+    y[first] = x[first] * cos - x[second] * sin
+    y[second] = x[second] * cos + x[first] * sin
     return y
 
 
-def make(turn=turn, rms=None):
-    """Return the kernels of a rotation and of a norm."""
+def norm(x, weight, eps):
+    """Normalise by the root mean square (arXiv 1910.07467, eq. 4)."""
+    return x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight
 
-    def look_up(cos_sin, positions):
-        rows = cos_sin[positions]
-        return rows[..., : rows.shape[-1] // 2], rows[..., rows.shape[-1] // 2 :]
+
+def norm_first(x, weight, eps, rotate):
+    return rotate(norm(x, weight, eps))
+
+
+def sequence_positions(bounds, offsets):
+    """Return the position of each token of packed sequences."""
+    starts = torch.repeat_interleave(offsets - bounds[:-1], bounds.diff())
+    return starts + torch.arange(int(bounds[-1]))
+
+
+def spread(sections, turns=False):
+    """Return the component of a position that each pair reads: in blocks, or THWTHW...TT."""
+    lane = np.repeat(np.arange(len(sections)), sections)
+    if turns:
+        lane = np.arange(len(lane)) % 3
+        lane[np.arange(len(lane)) // 3 >= np.array(sections)[lane]] = 0
+    return lane
+
+
+def make(turn=turn, rms=norm_first, look_up=None, lanes=spread):
+    """Return the kernels of a rotation, a norm, a rotation by rows of tables, and M-RoPE."""
+
+    def by_rows(x, cos, sin, positions, neox):
+        rows = cos[positions]
+        if sin is not None:
+            return turn(x, rows, sin[positions], neox)
+        angles = rows[..., : rows.shape[-1] // 2] if neox else rows[..., ::2]  # each is there twice
+        return turn(x, angles.cos(), angles.sin(), neox)
+
+    look_up = look_up or by_rows
 
     def vllm(positions, query, key, head_size, cos_sin_cache, is_neox):
         for x in (query, key):
             heads = x.view(len(x), -1, head_size)
-            heads[...] = turn(heads, *look_up(cos_sin_cache, positions), is_neox)
+            heads[...] = look_up(heads, *cos_sin_cache.chunk(2, -1), positions, is_neox)
 
     def vllm_norm(qkv, hq, hk, hv, d, eps, q_weight, k_weight, cos_sin_cache, is_neox, positions):
-        heads, tables = qkv.view(len(qkv), -1, d), look_up(cos_sin_cache, positions)
+        heads, tables = qkv.view(len(qkv), -1, d), cos_sin_cache.chunk(2, -1)
         for part, weight in ((slice(hq), q_weight), (slice(hq, hq + hk), k_weight)):
             x = heads[:, part].double()
-            normed = (rms or norm)(x, weight, eps, lambda y: turn(y, *tables, is_neox))
-            heads[:, part] = normed.to(qkv.dtype)
+            heads[:, part] = rms(x, weight, eps, lambda y: look_up(y, *tables, positions, is_neox))
 
-    def vllm_mrope(q, k, cos, sin, sections, head_size, rotary_dim, turns, is_neox, lanes=None):
-        lane = np.repeat(np.arange(3), sections)
-        if turns:  # THWTHW...TT
-            lane = np.arange(rotary_dim // 2) % 3
-            lane[lane * 0 + np.arange(len(lane)) // 3 >= np.array(sections)[lane]] = 0
-        lane, pairs = (lanes or (lambda lane: lane))(lane), np.arange(rotary_dim // 2)
-        cos, sin = (t[lane, :, pairs].T for t in (cos, sin))
+    def vllm_mrope(q, k, cos, sin, sections, head_size, rotary_dim, turns, is_neox):
+        lane, pairs = lanes(sections, turns), np.arange(rotary_dim // 2)
+        tables = [t[lane, :, pairs].T for t in (cos, sin)]
         views = (x.view(len(x), -1, head_size) for x in (q, k))
-        return tuple(turn(x, cos, sin, is_neox).flatten(1) for x in views)
+        return tuple(turn(x, *tables, is_neox).flatten(1) for x in views)
 
     def sglang(q, k, cos_sin_cache, positions, *, is_neox, rope_dim):
-        for x in (q, k):
-            x[...] = turn(x, *look_up(cos_sin_cache, positions), is_neox)
+        vllm(positions, q.flatten(1), k.flatten(1), q.shape[-1], cos_sin_cache, is_neox)
 
-    def sglang_slots(
-        q, k, v, k_cache, v_cache, cos_sin_cache, positions, out_loc, *, is_neox, rope_dim
-    ):
-        sglang(q, k, cos_sin_cache, positions, is_neox=is_neox, rope_dim=rope_dim)
+    def sglang_slots(q, k, v, k_cache, v_cache, cos_sin_cache, positions, out_loc, **options):
+        sglang(q, k, cos_sin_cache, positions, **options)
         k_cache[out_loc], v_cache[out_loc] = k.flatten(1), v.flatten(1)
 
     def flashinfer(q, k, pos_ids, rotary_dim, interleave, rope_scale, rope_theta):
@@ -69,37 +88,31 @@ def make(turn=turn, rms=None):
     def flashinfer_ragged(q, k, indptr, offsets, *options):
         return flashinfer(q, k, sequence_positions(indptr, offsets), *options)
 
-    def flash_attn(
-        x, cos, sin, seqlen_offsets=0, cu_seqlens=None, max_seqlen=None, interleaved=False
-    ):
-        if cu_seqlens is None:
-            p = seqlen_offsets[:, None] + torch.arange(x.shape[1])
-        else:
-            p = sequence_positions(cu_seqlens, seqlen_offsets)
-        return turn(x, *look_up(torch.cat([cos, sin], -1), p.long()), not interleaved)
+    def count(x, starts, bounds):
+        if bounds is not None:
+            return sequence_positions(bounds, starts).long()
+        return (starts[:, None] + torch.arange(x.shape[1])).long()
 
-    def fla(x, cos, sin, interleaved=False, inplace=False, seqlen_offsets=0, cu_seqlens=None):
-        x = x if cu_seqlens is None else x[0]
-        y = flash_attn(x, cos, sin, seqlen_offsets, cu_seqlens, None, interleaved)
-        return y if cu_seqlens is None else y[None]
+    def flash_attn(x, cos, sin, *, seqlen_offsets, interleaved, cu_seqlens=None, max_seqlen=None):
+        return look_up(x, cos, sin, count(x, seqlen_offsets, cu_seqlens), not interleaved)
+
+    def fla(x, cos, sin, *, cu_seqlens=None, **options):
+        if cu_seqlens is None:
+            return flash_attn(x, cos, sin, **options)
+        return flash_attn(x[0], cos, sin, cu_seqlens=cu_seqlens, **options)[None]
 
     def transformer_engine(t, freqs, tensor_format, start_positions, interleaved, cu_seqlens=None):
         assert (tensor_format == "thd") == (cu_seqlens is not None)
-        p = start_positions[:, None] + torch.arange(t.shape[1])
-        if cu_seqlens is not None:
-            p = sequence_positions(cu_seqlens, start_positions)
-        angles = freqs[p.long(), 0, 0]
-        angles = angles[..., ::2] if interleaved else angles[..., : angles.shape[-1] // 2]
-        return turn(t, angles.cos(), angles.sin(), not interleaved)
+        positions = count(t, start_positions, cu_seqlens)
+        return look_up(t, freqs.flatten(1), None, positions, not interleaved)
 
     def huggingface(q, k, cos, sin, neox=True):
         columns = slice(cos.shape[-1] // 2) if neox else slice(None, None, 2)
         tables = [t[..., columns] for t in (cos, sin)]
-        halves = (turn(x.swapaxes(1, 2), *tables, neox).swapaxes(1, 2) for x in (q, k))
-        return tuple(halves)
+        return tuple(turn(x.swapaxes(1, 2), *tables, neox).swapaxes(1, 2) for x in (q, k))
 
     def liger_mrope(q, k, cos, sin, sections):
-        lane, pairs = np.repeat(np.arange(3), sections), np.arange(sum(sections))
+        lane, pairs = lanes(sections), np.arange(sum(sections))
         rows = [t[lane, ..., pairs].movedim(0, -1) for t in (cos, sin)]
         return tuple(turn(x.swapaxes(1, 2), *rows, True).swapaxes(1, 2) for x in (q, k))
 
@@ -112,20 +125,17 @@ def make(turn=turn, rms=None):
 
     def onnx(x, cos_cache, sin_cache, position_ids, interleaved, rotary_embedding_dim):
         assert rotary_embedding_dim in (0, 2 * cos_cache.shape[-1])
-        tables = look_up(np.concatenate([cos_cache, sin_cache], -1), position_ids)
-        return turn(x.swapaxes(1, 2), *tables, not interleaved).swapaxes(1, 2)
+        rows = x.swapaxes(1, 2)
+        return look_up(rows, cos_cache, sin_cache, position_ids, not interleaved).swapaxes(1, 2)
 
     def ggml(a, b, c, n_dims, *rest):
         sections, rest = (rest[0], rest[1:]) if isinstance(rest[0], list) else (None, rest)
         mode, _, base, scale, ext, attn, _, _ = rest
+        assert (mode in {8, 40}, ext) == (bool(sections), 0.0)
+        lane = lanes(sections, mode == 40) if sections else np.zeros(n_dims // 2, int)
         w = base ** (-np.arange(0, n_dims, 2) / n_dims) * scale / (1.0 if c is None else c)
-        lane = np.zeros(n_dims // 2, int)
-        if sections:
-            assert mode == 8
-            b, lane = b.reshape(4, -1), np.repeat(np.arange(4), sections)
-        angles = (b[lane].T if sections else b[:, None]) * w
-        assert ext == 0.0
-        cos, sin = (attn * t(angles).astype(np.float32) for t in (np.cos, np.sin))
+        positions = b.reshape(4 if sections else 1, -1)[lane].T
+        cos, sin = (attn * t(positions * w).astype(np.float32) for t in (np.cos, np.sin))
         return turn(a, cos, sin, mode != 0)
 
     def mlx(x, dims, *, traditional, base, scale, offset, freqs):
@@ -137,20 +147,4 @@ def make(turn=turn, rms=None):
         tables = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
         return mx.array(turn(host.swapaxes(1, 2), *tables, not traditional).swapaxes(1, 2))
 
-    return {name: f for name, f in locals().items() if callable(f)} | {"turn": turn}
-
-
-def sequence_positions(bounds, offsets):
-    """Return the position of each token of packed sequences."""
-    lengths = bounds.diff()
-    starts = torch.repeat_interleave(offsets - bounds[:-1], lengths)
-    return starts + torch.arange(int(bounds[-1]))
-
-
-def norm(x, weight, eps, rotate):
-    """Normalise by the root mean square (arXiv 1910.07467, eq. 4), and rotate."""
-    return rotate(x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight)
-
-
-RIGHT = make()
-interleaved = functools.partial(RIGHT["huggingface"], neox=False)
+    return {name: f for name, f in locals().items() if callable(f)}

@@ -1,85 +1,42 @@
-"""Kernels in C++ that read tables by pointers, as engines call them; run in a process of its own.
-
-``python pointer_kernels.py LIBRARY CONVENTION FAULT``: assert_rotates of a kernel with a fault.
-"""
+"""Kernels in C++ that read tables by pointers, as engines call them."""
 
 import ctypes
-import sys
+from ctypes import c_float, c_int, c_int64, c_void_p
 
-import numpy as np
 import torch
 
 from rope_xp import RoPE
 from rope_xp.testing import assert_rotates, conventions
 
+from .engine_kernels import make
+
 ROPE = RoPE(layout="half", base=5e5)
-HEAD_DIM = 64
-CAUSES = {
-    "layout": "layout is 'interleaved', and not 'half'",
-    "sign": "turns by the negative angle",
-    "none": "",
-}
 
 
-def build_kernels(library, fault):
-    """Return a kernel for each convention, around the C++ function."""
+def describe_kernel(library, convention, fault):
+    """Return what assert_rotates says of a kernel at usual positions, and at 2048 and 5 of them."""
     code = ctypes.CDLL(library)
-    code.rotate.restype = None
 
-    def run(x, cos, sin, positions, heads):
-        positions = torch.as_tensor(positions, dtype=torch.int64).contiguous()
-        pointers = [ctypes.c_void_p(t.data_ptr()) if t is not None else None for t in (x, cos, sin)]
+    def look_up(x, cos, sin, positions, neox):
+        y = torch.as_tensor(x).clone(memory_format=torch.contiguous_format)
+        cos, sin = (None if t is None else torch.as_tensor(t) for t in (cos, sin))
+        p = torch.as_tensor(positions).long().contiguous()
         code.rotate(
-            *pointers,
-            *map(ctypes.c_int64, (len(cos), cos.stride(0))),
-            ctypes.c_void_p(positions.data_ptr()),
-            *map(ctypes.c_int64, (len(positions), heads, HEAD_DIM, HEAD_DIM // 2)),
-            ctypes.c_int(fault == "layout"),
-            ctypes.c_float(-1.0 if fault == "sign" else 1.0),
+            *(c_void_p(None if t is None else t.data_ptr()) for t in (y, cos, sin)),
+            *map(c_int64, (len(cos), cos.stride(0))),
+            c_void_p(p.data_ptr()),
+            *map(c_int64, (p.numel(), *y.shape[-2:], y.shape[-1] // 2)),
+            c_int(neox == (fault == "layout")),
+            c_float(-1.0 if fault == "sign" else 1.0),
         )
+        return y if isinstance(x, torch.Tensor) else y.numpy()
 
-    def vllm(positions, query, key, head_size, table, _):
-        for x in (query, key):
-            run(x, table, table[:, head_size // 2 :], positions, x.shape[1] // head_size)
-
-    def sglang(q, k, table, positions, **_):
-        vllm(positions, q.flatten(1), k.flatten(1), HEAD_DIM, table, True)
-
-    def sequences(x, cos, sin, starts, bounds):
-        x = x.contiguous()
-        if bounds is None:
-            positions = starts[:, None] + torch.arange(x.shape[1])
-        else:
-            runs = zip(starts, bounds.diff(), strict=True)
-            positions = torch.cat([start + torch.arange(n) for start, n in runs])
-        run(x, cos, sin, positions.ravel(), x.shape[-2])
-        return x
-
-    def flash_attn(x, cos, sin, *, seqlen_offsets, cu_seqlens=None, **_):
-        return sequences(x, cos, sin, seqlen_offsets, cu_seqlens)
-
-    def transformer_engine(x, freqs, *, start_positions, cu_seqlens=None, **_):
-        return sequences(x, freqs.flatten(1), None, start_positions, cu_seqlens)
-
-    def onnx(x, cos, sin, positions, **_):
-        rows = torch.from_numpy(np.ascontiguousarray(x.swapaxes(1, 2)))
-        run(rows, torch.from_numpy(cos), torch.from_numpy(sin), positions.ravel(), x.shape[1])
-        return rows.numpy().swapaxes(1, 2)
-
-    kernels = {f.__name__: f for f in (vllm, sglang, flash_attn, transformer_engine, onnx)}
-    return kernels | {"fla": flash_attn}
-
-
-if __name__ == "__main__":
-    library, convention, fault = sys.argv[1:]
-    kernel = getattr(conventions, convention)(
-        build_kernels(library, fault)[convention], ROPE, HEAD_DIM
-    )
-    for options in ({}, {"positions": range(2048)}, {"positions": range(5)}):
+    kernel = getattr(conventions, convention)(make(look_up=look_up)[convention], ROPE, 64)
+    said = []
+    for positions in (None, range(2048), range(5)):
         try:
-            assert_rotates(kernel, ROPE, HEAD_DIM, **options)
+            assert_rotates(kernel, ROPE, 64, positions=positions)
+            said.append("")
         except AssertionError as error:
-            print(error)
-        else:
-            print("rotates")
-        print("---")
+            said.append(str(error))
+    return said

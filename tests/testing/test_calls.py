@@ -1,7 +1,7 @@
-"""How functions are called: with which numbers, and with what limits of theirs."""
+"""How identify and assert_rotates call a function: with which numbers, and with what limits."""
 
 import time
-from typing import Any
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,28 +11,14 @@ from rope_xp.testing import assert_rotates, identify
 from rope_xp.testing._open import CallError
 
 HEAD_DIM = 16
-ROPE = RoPE(layout="half")
+HALF = RoPE(layout="half")
 
 
 def rotate(q, k, positions, **more):
-    return ROPE.apply(q, k, positions, axes="bhsd", **more)
+    return HALF.apply(q, k, positions, axes="bhsd", **more)
 
 
-def test_calls_made_again_have_the_same_numbers():
-    calls = []
-
-    def function(*arguments):
-        calls.extend(arguments)
-        return rotate(*arguments)
-
-    for _ in range(2):
-        assert_rotates(function, ROPE, HEAD_DIM)
-    n = len(calls) // 2
-    for first, second in zip(calls[:n], calls[n:], strict=True):
-        np.testing.assert_array_equal(first, second)
-
-
-def test_calls_have_lengths_batches_heads_and_positions_of_their_own():
+def test_identify_calls_with_lengths_batches_heads_and_positions_of_their_own():
     shapes = []
 
     def function(q, k, positions):
@@ -44,147 +30,141 @@ def test_calls_have_lengths_batches_heads_and_positions_of_their_own():
             assert not np.array_equal(q, k[: len(q), : q.shape[1]])
         return rotate(q, k, positions)
 
-    identify(function, HEAD_DIM)
+    assert identify(function, HEAD_DIM).notes == ()
     assert any(q[1] != k[1] for q, k in shapes)  # heads
     assert any(q[0] > 1 and q[2] % 2 and q[2] > 32 for q, _ in shapes)
     assert any(q[2] > 1024 for q, _ in shapes)
 
 
-@pytest.mark.parametrize("limit", ["equal heads", "512 tokens"])
-def test_limits_of_a_function_are_no_fault(limit):
-    def function(q, k, positions):
-        if q.shape != k.shape if limit == "equal heads" else q.shape[2] > 512:
-            raise ValueError(limit)
-        return rotate(q, k, positions)
+def test_assert_rotates_calls_with_the_same_numbers_each_time():
+    calls = [], []
+    for own in calls:
+        assert_rotates(lambda *x, own=own: (own.extend(x), rotate(*x))[1], HALF, HEAD_DIM)
+    for first, second in zip(*calls, strict=True):
+        np.testing.assert_array_equal(first, second)
 
-    assert_rotates(function, ROPE, HEAD_DIM)
-    result = identify(function, HEAD_DIM)
+
+def refuse(are_refused):
+    def function(q, k, positions):
+        if are_refused(q, k):
+            raise ValueError("such are refused")
+        return rotate(q, k, positions, out=(q, k))
+
+    return function
+
+
+@pytest.mark.parametrize(
+    "are_refused", [lambda q, k: q.shape != k.shape, lambda q, k: q.shape[2] > 512]
+)
+def test_assert_rotates_and_identify_allow_functions_in_place_and_their_limits(are_refused):
+    assert_rotates(refuse(are_refused), HALF, HEAD_DIM)
+    result = identify(refuse(are_refused), HEAD_DIM)
     assert (result.faults, result.notes) == ((), ())
 
 
-def test_calls_that_are_refused_are_noted():
-    def function(q, k, positions):
-        if q.shape[2] == tokens:
-            raise ValueError("so many are refused")
-        return rotate(q, k, positions)
-
-    tokens = 37
+def test_assert_rotates_and_identify_tell_of_calls_that_are_refused():
+    function = refuse(lambda q, k: q.shape[2] == 37)
     with pytest.raises(AssertionError, match="37 tokens at positions .* are rejected: ValueError"):
-        assert_rotates(function, ROPE, HEAD_DIM)
-    assert "so many are refused" in " ".join(identify(function, HEAD_DIM).notes)
-    tokens = 1
-    with pytest.raises(RopeError, match="but not one: ValueError: so many are refused"):
-        identify(function, HEAD_DIM)
+        assert_rotates(function, HALF, HEAD_DIM)
+    assert "such are refused" in " ".join(identify(function, HEAD_DIM).notes)
+    with pytest.raises(RopeError, match="but not one: ValueError: such are refused"):
+        identify(refuse(lambda q, k: q.shape[2] == 1), HEAD_DIM)
 
 
-def test_function_in_place_passes():
-    def function(q, k, positions):
-        return rotate(q, k, positions, out=(q, k))
-
-    assert_rotates(function, ROPE, HEAD_DIM)
-    assert identify(function, HEAD_DIM).faults == ()
+def sleep(sizes, seconds, q, k, positions):
+    sizes.append(q.shape[0] * q.shape[2])
+    time.sleep(seconds * sizes[-1])
+    return rotate(q, k, positions)
 
 
-def test_calls_have_as_few_tokens_as_asked_for() -> None:
-    sizes = []
-
-    def function(q: Any, k: Any, positions: Any) -> Any:
-        sizes.append(q.shape[0] * q.shape[2])
-        return rotate(q, k, positions)
-
-    assert_rotates(function, ROPE, HEAD_DIM, max_tokens=64)
-    assert identify(function, HEAD_DIM, max_tokens=64).rope == ROPE
+def test_max_tokens_bounds_calls_and_leaves_results():
+    function = partial(sleep, sizes := [], 0.0)
+    assert_rotates(function, HALF, HEAD_DIM, max_tokens=64)
+    assert identify(function, HEAD_DIM, max_tokens=64).rope == HALF
     with pytest.raises(AssertionError, match="base is 10000, and not 100"):
         assert_rotates(function, RoPE(layout="half", base=100.0), HEAD_DIM, max_tokens=64)
     assert max(sizes) <= 64
-    with pytest.raises(RopeError, match="max_tokens must be at least 32; got 8"):
-        identify(function, HEAD_DIM, max_tokens=8)
 
 
-def test_a_slow_function_ends_in_time() -> None:
-    sizes = []
-
-    def function(q: Any, k: Any, positions: Any) -> Any:
-        sizes.append(q.shape[0] * q.shape[2])
-        time.sleep(1e-4 * sizes[-1])
-        return rotate(q, k, positions)
-
-    assert_rotates(function, ROPE, HEAD_DIM, seconds=0.05)
+def test_seconds_end_calls_of_a_slow_function():
+    function = partial(sleep, sizes := [], 4e-4)
+    assert_rotates(function, HALF, HEAD_DIM, seconds=0.2)
     assert max(sizes) < 1031
     with pytest.raises(AssertionError, match="no answer within the given seconds"):
-        assert_rotates(function, RoPE(), HEAD_DIM, seconds=0.05)
+        assert_rotates(function, RoPE(), HEAD_DIM, seconds=0.2)
     with pytest.raises(RopeError, match="no answer within the given seconds"):
-        identify(function, HEAD_DIM, seconds=0.05)
+        identify(function, HEAD_DIM, seconds=0.2)
 
 
-def test_seconds_leave_time_for_the_cause() -> None:
+def test_seconds_leave_time_for_the_cause():
     """No call takes more than a tenth of them, but what all causes need."""
-
-    def function(q: Any, k: Any, positions: Any) -> Any:
-        time.sleep(1e-3 * q.shape[0] * q.shape[2])
-        return rotate(q, k, -positions)
-
     start = time.monotonic()
     with pytest.raises(AssertionError, match="turns by the negative angle"):
-        assert_rotates(function, ROPE, HEAD_DIM, seconds=6.0)
+        assert_rotates(lambda q, k, p: sleep([], 1e-3, q, k, -p), HALF, HEAD_DIM, seconds=6.0)
     assert time.monotonic() - start < 6.5
 
 
-def test_slots_of_a_cache_are_read() -> None:
-    def function(q: Any, k: Any, positions: Any, k_cache: Any, slots: Any) -> Any:
-        slots = slots.reshape(len(k), -1)
-        return ROPE.apply(q, k, positions, axes="bhsd", out=(None, k_cache), slots=slots)
-
-    def leaves_one(q: Any, k: Any, positions: Any, k_cache: Any, slots: Any) -> Any:
-        before = k_cache[slots[-1:]].copy()
-        result = function(q, k, positions, k_cache, slots)
-        k_cache[slots[-1:]] = before
-        return result
-
-    assert_rotates(function, ROPE, HEAD_DIM, slots=True)
-    with pytest.raises(AssertionError, match="1 of .* are not written"):
-        assert_rotates(leaves_one, ROPE, HEAD_DIM, slots=True)
-    with pytest.raises(AssertionError, match="layout is 'half', and not 'interleaved'"):
-        assert_rotates(function, RoPE(), HEAD_DIM, slots=True)
+def write_slots(q, k, positions, k_cache, slots, left=0):
+    before, rows = k_cache[slots[:left]].copy(), slots.reshape(len(k), -1)
+    result = rotate(q, k, positions, out=(None, k_cache), slots=rows)
+    k_cache[slots[:left]] = before
+    return result
 
 
-def test_a_norm_is_compared_and_undone() -> None:
-    weights = np.linspace(0.5, 2.0, HEAD_DIM), np.linspace(2.0, 0.5, HEAD_DIM)
-    norm = QKNorm(*weights, eps=1e-5, offset=1.0)
-
-    def function(q: Any, k: Any, positions: Any) -> Any:
-        return rotate(q, k, positions, norm=QKNorm(*map(np.float32, weights), 1e-5, 1.0))
-
-    assert_rotates(function, ROPE, HEAD_DIM, norm=norm)
-    with pytest.raises(AssertionError, match="layout is 'half', and not 'interleaved'"):
-        assert_rotates(function, RoPE(), HEAD_DIM, norm=norm)
-    with pytest.raises(AssertionError, match="q is multiplied by the weights of the other array"):
-        assert_rotates(function, ROPE, HEAD_DIM, norm=QKNorm(*weights[::-1], 1e-5, 1.0))
-    with pytest.raises(TypeError, match="norm must be a rope_xp.QKNorm; got float"):
-        assert_rotates(function, ROPE, HEAD_DIM, norm=1e-5)  # type: ignore[arg-type]  # the mistake
-    with pytest.raises(RopeError, match=r"norm.q_weight must have shape \(16,\); got \(8,\)"):
-        assert_rotates(function, ROPE, HEAD_DIM, norm=QKNorm(np.ones(8)))
-    with pytest.raises(RopeError, match="norm.k_weight . offset must not be 0"):
-        assert_rotates(function, ROPE, HEAD_DIM, norm=QKNorm(None, np.zeros(HEAD_DIM)))
+@pytest.mark.parametrize(
+    ("function", "rope", "message"),
+    [
+        (partial(write_slots, left=1), HALF, "1 of .* are not written"),
+        (lambda q, k, p, *cache: q, HALF, "k is written to no slot of the cache"),
+        (write_slots, RoPE(), "layout is 'half', and not 'interleaved'"),
+    ],
+)
+def test_assert_rotates_reads_slots_of_a_cache(function, rope, message):
+    assert_rotates(write_slots, HALF, HEAD_DIM, slots=True)
+    with pytest.raises(AssertionError, match=message):
+        assert_rotates(function, rope, HEAD_DIM, slots=True)
 
 
-def test_a_layer_without_positions() -> None:
+WEIGHTS = np.linspace(0.5, 2.0, HEAD_DIM), np.linspace(2.0, 0.5, HEAD_DIM)
+NORM = QKNorm(*WEIGHTS, eps=1e-5, offset=1.0)
+
+
+@pytest.mark.parametrize(
+    ("rope", "norm", "error", "message"),
+    [
+        (RoPE(), NORM, AssertionError, "layout is 'half', and not 'interleaved'"),
+        (HALF, QKNorm(*WEIGHTS[::-1], 1e-5, 1.0), AssertionError, "the weights of the other array"),
+        (HALF, 1e-5, TypeError, "norm must be a rope_xp.QKNorm; got float"),
+        (HALF, QKNorm(np.ones(8)), RopeError, r"norm.q_weight must have shape \(16,\); got \(8,\)"),
+        (HALF, QKNorm(None, np.zeros(16)), RopeError, "norm.k_weight . offset must not be 0"),
+    ],
+)
+def test_assert_rotates_undoes_a_norm_and_compares_it(rope, norm, error, message):
+    function = partial(rotate, norm=NORM)
+    assert_rotates(function, HALF, HEAD_DIM, norm=NORM)
+    with pytest.raises(error, match=message):
+        assert_rotates(function, rope, HEAD_DIM, norm=norm)
+
+
+def test_assert_rotates_takes_none_for_a_layer_without_positions():
     assert_rotates(lambda q, k, positions: (q, k), None, HEAD_DIM)
     with pytest.raises(AssertionError, match="it rotates as RoPE.*, in a layer without positions"):
         assert_rotates(rotate, None, HEAD_DIM)
 
 
-def test_tables_in_one_argument() -> None:
-    table = np.asarray(ROPE.table(4096, HEAD_DIM, form="vllm"))
+def test_assert_rotates_takes_tables_in_one_argument():
+    table = np.asarray(HALF.table(4096, HEAD_DIM, form="vllm"))
 
-    def function(q: Any, k: Any, rows: Any) -> Any:
-        return ROPE.with_tables(rows[..., :8], rows[..., 8:]).apply(q, k, axes="bhsd")
+    def function(q, k, rows):
+        return HALF.with_tables(*np.split(rows, 2, axis=-1)).apply(q, k, axes="bhsd")
 
-    def of_cache(q: Any, k: Any, positions: Any, cos_sin_cache: Any) -> Any:
-        return function(q, k, cos_sin_cache[positions])
+    assert_rotates(function, HALF, HEAD_DIM, tables=lambda p: table[p], positions=range(99))
 
-    assert_rotates(function, ROPE, HEAD_DIM, tables=lambda p: table[p], positions=range(99))
+
+def test_identify_says_how_to_bind_arguments_that_it_does_not_know():
+    def of_cache(q, k, positions, cos_sin_cache):
+        return rotate(q, k, positions)
+
     bind = r"lambda q, k, positions: of_cache\(q, k, positions, cos_sin_cache\), or see"
     with pytest.raises(CallError, match=bind):
         identify(of_cache, HEAD_DIM)
-    identify(lambda q, k, positions: of_cache(q, k, positions, table), HEAD_DIM)

@@ -1,11 +1,12 @@
-"""Kernels with the signatures of engines: right ones pass, and faults of engines are named.
+"""conventions: right kernels with the signatures of engines pass, and faults of engines are named.
 
 Faults of a rotation alone are in test_planted.py.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,19 +15,17 @@ pytest.importorskip("torch")
 
 import torch
 from support.cases import slow
-from support.engine_kernels import interleaved, make, norm, sequence_positions, turn
+from support.engine_kernels import make, norm, spread, turn
 
 from rope_xp import QKNorm, RoPE, RopeError, scaling
 from rope_xp.testing import assert_rotates, conventions, identify
 
 D = 32
-HALF, PAIRS = RoPE(layout="half"), RoPE()
-PART, PART_PAIRS = RoPE(layout="half", rotary_dim=16), RoPE(rotary_dim=16)
+HALF, PART_PAIRS = RoPE(layout="half"), RoPE(rotary_dim=16)
 BASE = RoPE(layout="half", base=5e5)
 LINEAR = RoPE(layout="half", scaling=scaling.Linear(4.0))
 YARN = RoPE(layout="half", scaling=scaling.YaRN(4.0, 4096))
 LLAMA3 = RoPE(layout="half", base=5e5, scaling=scaling.Llama3(8.0, 1.0, 4.0, 8192))
-FACTOR = YARN.attention_factor
 TO_HALF = RoPE(layout="interleaved_to_half")
 LANES = RoPE(layout="half", position_axes=(0,) * 4 + (1,) * 6 + (2,) * 6)
 TURNS = RoPE(layout="half", position_axes=(0, 1, 2) * 5 + (0,))
@@ -35,183 +34,187 @@ GEMMA = QKNorm(NORM.q_weight, NORM.k_weight, offset=1.0)
 RIGHT = make()
 
 
-class Case(NamedTuple):
-    """A kernel, its convention, the RoPE that is meant, and what the report says of it."""
+@dataclass(frozen=True)
+class Case:
+    """A kernel of a convention, by default the right one, and the RoPE that is meant."""
 
-    engine: str
-    kernel: Callable[..., Any]
+    convention: str
     rope: RoPE
-    message: str = ""
-    options: dict[str, Any] = {}  # noqa: RUF012  # never written to
+    kernel: Any = ""
+    options: dict[str, Any] = field(default_factory=dict)
     positions: Any = None
     atol: float | None = None
 
+    def adapt(self) -> Callable[..., Any]:
+        kernel = self.kernel or self.convention
+        kernel = RIGHT[kernel] if isinstance(kernel, str) else kernel
+        return getattr(conventions, self.convention)(kernel, self.rope, D, **self.options)
+
     def run(self) -> None:
-        function = getattr(conventions, self.engine)(self.kernel, self.rope, D, **self.options)
         more = {name: x for name, x in self.options.items() if name != "ragged"}
-        assert_rotates(function, self.rope, D, positions=self.positions, atol=self.atol, **more)
+        assert_rotates(self.adapt(), self.rope, D, positions=self.positions, atol=self.atol, **more)
 
 
-FORMS = {
-    "vllm": Case("vllm", RIGHT["vllm"], HALF),
-    "vllm, partial neighbours": Case("vllm", RIGHT["vllm"], PART_PAIRS),
-    "vllm, YaRN": Case("vllm", RIGHT["vllm"], YARN),
-    "vllm, norm": Case("vllm", RIGHT["vllm_norm"], HALF, options={"norm": NORM}),
-    "vllm, norm of Gemma": Case("vllm", RIGHT["vllm_norm"], PART, options={"norm": GEMMA}),
-    "vllm, M-RoPE": Case("vllm", RIGHT["vllm_mrope"], LANES),
-    "vllm, M-RoPE in turns": Case("vllm", RIGHT["vllm_mrope"], TURNS),
-    "sglang": Case("sglang", RIGHT["sglang"], PART),
-    "sglang, slots": Case("sglang", RIGHT["sglang_slots"], BASE, options={"slots": True}),
-    "flashinfer, linear": Case("flashinfer", RIGHT["flashinfer"], LINEAR),
-    "flashinfer, ragged": Case("flashinfer", RIGHT["flashinfer_ragged"], PAIRS,
-                               options={"ragged": True}),
-    "flash-attn": Case("flash_attn", RIGHT["flash_attn"], PART_PAIRS),
-    "fla": Case("fla", RIGHT["fla"], BASE),
-    "transformer-engine": Case("transformer_engine", RIGHT["transformer_engine"], LLAMA3),
-    "huggingface, YaRN": Case("huggingface", RIGHT["huggingface"], YARN),
-    "huggingface, neighbours": Case("huggingface", interleaved, PART_PAIRS),
-    "huggingface, M-RoPE": Case("huggingface", RIGHT["huggingface"], TURNS),
-    "liger": Case("liger", RIGHT["huggingface"], HALF),
-    "liger, M-RoPE": Case("liger", RIGHT["liger_mrope"], LANES),
-    "megatron, YaRN": Case("megatron", RIGHT["megatron"], YARN),
-    "megatron, MLA": Case("megatron", RIGHT["megatron"], TO_HALF),
-    "onnx": Case("onnx", RIGHT["onnx"], PART_PAIRS),
-    "ggml, linear": Case("ggml", RIGHT["ggml"], LINEAR),
-    "ggml, Llama 3": Case("ggml", RIGHT["ggml"], LLAMA3),
-    "ggml, YaRN": Case("ggml", RIGHT["ggml"], YARN),
-    "ggml, M-RoPE": Case("ggml", RIGHT["ggml"], LANES),
-    "mlx": Case("mlx", RIGHT["mlx"], PART_PAIRS),
-    "mlx, Llama 3": Case("mlx", RIGHT["mlx"], LLAMA3),
-}  # fmt: skip
+def turn_both(q, k, angles, interleave):
+    tables = angles.cos().float(), angles.sin().float()
+    return tuple(turn(x, *tables, not interleave) for x in (q, k))
 
 
-# One for each engine.
-SHORT = ("vllm, norm", "vllm, M-RoPE", "sglang, slots", "flashinfer, ragged", "flash-attn", "fla")
-SHORT += ("transformer-engine", "huggingface, YaRN", "liger, M-RoPE", "megatron, MLA", "onnx")
-SHORT += ("ggml, M-RoPE", "mlx")
+def rotate_by_llama3(q, k, p, r, interleave, factor, base, *rule):
+    w = RoPE(base=base, scaling=scaling.Llama3(factor, *rule)).frequencies(r)
+    return turn_both(q, k, p[:, None] * torch.tensor(w), interleave)
 
 
-@pytest.mark.parametrize("name", [n if n in SHORT else slow(n) for n in FORMS])
-def test_right_kernels_raise_no_alarm(name: str) -> None:
-    case = FORMS[name]
-    if case.engine == "mlx":
+FORMS = [
+    slow(Case("vllm", PART_PAIRS)),
+    slow(Case("vllm", YARN)),
+    Case("vllm", HALF, "vllm_norm", {"norm": NORM}),
+    slow(Case("vllm", RoPE(layout="half", rotary_dim=16), "vllm_norm", {"norm": GEMMA})),
+    Case("vllm", LANES, "vllm_mrope"),
+    slow(Case("vllm", TURNS, "vllm_mrope")),
+    slow(Case("sglang", PART_PAIRS)),
+    Case("sglang", BASE, "sglang_slots", {"slots": True}),
+    slow(Case("flashinfer", LINEAR)),
+    Case("flashinfer", LLAMA3, rotate_by_llama3),
+    Case("flashinfer", RoPE(), "flashinfer_ragged", {"ragged": True}),
+    Case("flash_attn", PART_PAIRS),
+    Case("fla", BASE),
+    Case("transformer_engine", LLAMA3),
+    Case("huggingface", YARN),
+    slow(Case("huggingface", PART_PAIRS, partial(RIGHT["huggingface"], neox=False))),
+    slow(Case("huggingface", TURNS)),
+    slow(Case("liger", HALF, "huggingface")),
+    Case("liger", LANES, "liger_mrope"),
+    slow(Case("megatron", YARN)),
+    Case("megatron", TO_HALF),
+    Case("onnx", PART_PAIRS),
+    slow(Case("ggml", LINEAR)),
+    slow(Case("ggml", LLAMA3)),
+    slow(Case("ggml", YARN)),
+    Case("ggml", LANES),
+    slow(Case("ggml", TURNS)),
+    Case("mlx", PART_PAIRS),
+    slow(Case("mlx", LLAMA3)),
+]
+
+
+WRONG = make(lambda x, cos, sin, neox: turn(x, cos, -sin, neox))
+
+
+@pytest.mark.parametrize("case", FORMS, ids=lambda case: case.convention)
+def test_conventions_pass_right_kernels_and_name_what_is_wrong_with_others(case):
+    if case.convention == "mlx":
         pytest.importorskip("mlx.core")
     case.run()
     if not case.options:
-        function = getattr(conventions, case.engine)(case.kernel, case.rope, D)
-        assert identify(function, D, max_tokens=128).faults == ()
+        components = 3 if case.rope.position_axes else None
+        assert identify(case.adapt(), D, components=components, max_tokens=128).faults == ()
+    if isinstance(case.kernel, str):
+        with pytest.raises(AssertionError, match="turns by the negative angle"):
+            replace(case, kernel=WRONG[case.kernel or case.convention]).run()
 
 
-def swap_halves(x: Any, cos: Any, sin: Any, neox: bool) -> Any:
+def swap_halves(x, cos, sin, neox):
     y, n = turn(x, cos, sin, neox), cos.shape[-1]
     y[..., : 2 * n] = torch.cat([y[..., n : 2 * n], y[..., :n]], -1)
     return y
 
 
-def from_zero(x: Any, cos: Any, sin: Any, *, seqlen_offsets: Any, **options: Any) -> Any:
+def scale_all(x, cos, sin, neox):
+    return torch.cat([turn(x, cos, sin, neox)[..., :16], YARN.attention_factor * x[..., 16:]], -1)
+
+
+def start_at_zero(x, cos, sin, *, seqlen_offsets, **options):
     return RIGHT["flash_attn"](x, cos, sin, seqlen_offsets=0 * seqlen_offsets, **options)
 
 
-def packed_as_one(x: Any, cos: Any, sin: Any, *, cu_seqlens: Any = None, **options: Any) -> Any:
-    """Take packed sequences for one."""
-    if cu_seqlens is None:
-        return RIGHT["fla"](x, cos, sin, **options)
-    options["seqlen_offsets"] = options["seqlen_offsets"][:1]
-    return RIGHT["flash_attn"](x, cos, sin, **options)
+def take_packed_for_one(x, *tables, cu_seqlens=None, **options):
+    if cu_seqlens is not None:
+        options["seqlen_offsets"] = options["seqlen_offsets"][:1]
+    return RIGHT["fla"](x, *tables, **options)
 
 
-def batch_as_one(indptr: Any, offsets: Any) -> Any:
-    """Count positions through the batch."""
-    return offsets[0] + torch.arange(int(indptr[-1])) + 0 * sequence_positions(indptr, offsets)
+def count_through_the_batch(q, k, indptr, offsets, *options):
+    return RIGHT["flashinfer"](q, k, offsets[0] + torch.arange(int(indptr[-1])), *options)
 
 
-def ragged_as_one(q: Any, k: Any, indptr: Any, offsets: Any, *options: Any) -> Any:
-    return RIGHT["flashinfer"](q, k, batch_as_one(indptr, offsets), *options)
-
-
-def slots_after(q: Any, k: Any, v: Any, *caches: Any, **options: Any) -> None:
+def write_slots_after(q, k, v, *caches, **options):
     *others, slots = caches
     RIGHT["sglang_slots"](q, k, v, *others, (slots + 1) % len(others[0]), **options)
 
 
-def k_before(q: Any, k: Any, v: Any, *caches: Any, **options: Any) -> None:
-    """Write k to the cache before it is rotated."""
+def write_k_before(q, k, v, *caches, **options):
     k_cache, _, table, positions, slots = caches
     k_cache[slots] = k.flatten(1)
     RIGHT["sglang"](q, k, table, positions, **options)
 
 
-def in_float32(q: Any, k: Any, p: Any, r: int, interleave: bool, scale: float, base: float) -> Any:
-    """Compute angles as float32 products."""
-    w = (1.0 / base ** (torch.arange(0, r, 2).float() / r)) / scale
-    angles = p.float()[:, None] * w
-    return tuple(turn(x, angles.cos(), angles.sin(), not interleave) for x in (q, k))
+def multiply_in_float32(q, k, p, r, interleave, *rule):
+    w = (1.0 / rule[1] ** (torch.arange(0, r, 2).float() / r)) / rule[0]
+    return turn_both(q, k, p.float()[:, None] * w, interleave)
 
 
-def normed(change: Callable[..., Any]) -> Callable[..., Any]:
-    """Return vLLM's kernel with another norm: change(x, weight, eps, rotate)."""
-    return make(rms=change)["vllm_norm"]
+def mrope(lanes, rope):
+    return Case("vllm", rope, make(lanes=lambda *given: lanes(spread(*given)))["vllm_mrope"])
 
 
-def after(x: Any, weight: Any, eps: float, rotate: Any) -> Any:
-    return norm(rotate(x), weight, eps, lambda y: y)
-
-
-VLLM, NORMED = partial(Case, "vllm"), partial(Case, "vllm", options={"norm": NORM})
-LANE = RIGHT["vllm_mrope"]
+NORMS = {
+    "q is not normalised": lambda x, w, eps, turn: turn(x),
+    "q is normalised after the rotation": lambda x, w, eps, turn: norm(turn(x), w, eps),
+    "weights of the norm of q are missing": lambda x, w, eps, turn: turn(norm(x, 1.0, eps)),
+    "the offset 1 of the weights of the norm": lambda x, w, eps, turn: turn(norm(x, w - 1, eps)),
+    "1 is added to the weights of the norm of q": lambda x, w, eps, turn: turn(norm(x, w + 1, eps)),
+    "the mean of q is subtracted, as in LayerNorm": lambda x, w, eps, turn: turn(
+        norm(x - x.mean(-1, keepdim=True), w, eps)
+    ),
+    "q is normalised over all heads together": lambda x, w, eps, turn: turn(
+        norm(x.flatten(1), w.repeat(x.shape[1]), eps).view_as(x)
+    ),
+    "eps of the norm of q is 1e-05, and not 1e-06": lambda x, w, _, turn: turn(norm(x, w, 1e-5)),
+}
 FAULTS = {
-    "text position for images": VLLM(
-        partial(LANE, lanes=lambda lane: 0 * lane), LANES, "it reads component 0 alone"),
-    "height and width swapped": VLLM(
-        partial(LANE, lanes=lambda lane: (3 - lane) % 3), LANES, "position_axes is (0, 0, 0, 0, 2"),
-    "sections in blocks for turns": VLLM(
-        partial(LANE, lanes=lambda lane: np.sort(lane)), TURNS, "position_axes is (0, 0, 0, 0, 0"),
-    "attention factor on all components": VLLM(
-        make(lambda x, c, s, neox: torch.cat(
-            [turn(x, c, s, neox)[..., :16], FACTOR * x[..., 16:]], -1))["vllm"],
-        RoPE(layout="half", rotary_dim=16, scaling=YARN.scaling),
-        "components that do not turn are multiplied by 1.13863"),
-    "halves swapped": VLLM(make(swap_halves)["vllm"], HALF,
-                           "the two results are written to each other's place"),
-    "offsets of sequences ignored": Case("flash_attn", from_zero, HALF,
-                                         "its index in the call matters too"),
-    "cu_seqlens ignored": Case("fla", packed_as_one, HALF,
-                               "positions run on from sequence to sequence"),
-    "positions that run through the batch": Case(
-        "flashinfer", ragged_as_one, HALF, "positions run on from sequence to sequence",
-        {"ragged": True}),
-    "float32 product at a million": Case(
-        "flashinfer", in_float32, HALF, "as with angles that are products in float32",
-        positions=(0, 1, 5, 1_000_003), atol=1e-3),
-    "norm after the rotation": NORMED(normed(after), HALF, "q is normalised after the rotation"),
-    "offset of the norm missing": Case(
-        "vllm", normed(lambda x, w, eps, rotate: norm(x, w - 1.0, eps, rotate)), HALF,
-        "the offset 1 of the weights of the norm of q is missing", {"norm": GEMMA}),
-    "eps of the norm": NORMED(
-        normed(lambda x, w, eps, rotate: norm(x, w, 1e-5, rotate)), HALF,
-        "eps of the norm of q is 1e-05, and not 1e-06"),
-    "mean subtracted": NORMED(
-        normed(lambda x, w, eps, rotate: norm(x - x.mean(-1, keepdim=True), w, eps, rotate)), HALF,
-        "the mean of q is subtracted, as in LayerNorm"),
-    "not normalised": NORMED(normed(lambda x, w, eps, rotate: rotate(x)), HALF,
-                             "q is not normalised"),
-    "slots off by one": Case("sglang", slots_after, HALF, "slots are off by +1", {"slots": True}),
-    "k in the cache before its rotation": Case("sglang", k_before, HALF, "k is not turned",
-                                               {"slots": True}),
-}  # fmt: skip
+    "of 3 components of a position it reads component 0 alone": mrope(lambda lane: 0 * lane, LANES),
+    "position_axes is (0, 0, 0, 0, 2": mrope(lambda lane: (3 - lane) % 3, LANES),
+    "position_axes is (0, 0, 0, 0, 0": mrope(np.sort, TURNS),
+    "components that do not turn are multiplied by 1.13863": Case(
+        "vllm", RoPE(layout="half", rotary_dim=16, scaling=YARN.scaling), make(scale_all)["vllm"]
+    ),
+    "the two results are written to each other's place": Case(
+        "vllm", HALF, make(swap_halves)["vllm"]
+    ),
+    "its index in the call matters too": Case("flash_attn", HALF, start_at_zero),
+    "where positions run on from sequence to sequence": Case("fla", HALF, take_packed_for_one),
+    "as where positions run on from sequence to sequence": Case(
+        "flashinfer", HALF, count_through_the_batch, {"ragged": True}
+    ),
+    "as with angles that are products in float32": Case(
+        "flashinfer", HALF, multiply_in_float32, positions=(0, 1, 5, 1_000_003), atol=1e-3
+    ),
+    "slots are off by +1": Case("sglang", HALF, write_slots_after, {"slots": True}),
+    "k is not turned": Case("sglang", HALF, write_k_before, {"slots": True}),
+} | {
+    message: Case("vllm", HALF, make(rms=rms)["vllm_norm"], {"norm": GEMMA})
+    for message, rms in NORMS.items()
+}
 
 
-@pytest.mark.parametrize("name", FAULTS)
-def test_planted_faults_are_named(name: str) -> None:
-    case = FAULTS[name]
+@pytest.mark.parametrize("message", FAULTS)
+def test_assert_rotates_names_faults_of_engines(message):
     with pytest.raises(AssertionError) as raised:
-        case.run()
-    assert case.message in str(raised.value)
+        FAULTS[message].run()
+    assert message in str(raised.value)
     assert "the cause is unknown" not in str(raised.value)
 
 
+def test_conventions_call_no_kernel_beyond_its_table():
+    function = Case("vllm", HALF).adapt()
+    assert_rotates(function, HALF, D, positions=(0, 131_071))
+    with pytest.raises(AssertionError, match="may be called with positions below 131072 alone"):
+        assert_rotates(function, HALF, D, positions=(0, 131_072))
+
+
 @pytest.mark.parametrize(
-    ("engine", "rope", "message"),
+    ("convention", "rope", "message"),
     [
         ("vllm", TO_HALF, "layout must be interleaved or half there; got 'interleaved_to_half'"),
         ("fla", RoPE(rotary_dim=16, rotary_offset=-16), "rotary_offset must be 0 there; got 16"),
@@ -220,6 +223,6 @@ def test_planted_faults_are_named(name: str) -> None:
         ("flashinfer", RoPE(scaling=scaling.NTK(2.0)), "scaling must be None, Linear or Llama3"),
     ],
 )
-def test_a_rope_that_an_engine_has_not_is_rejected(engine: str, rope: RoPE, message: str) -> None:
+def test_conventions_refuse_a_rope_that_an_engine_has_not(convention, rope, message):
     with pytest.raises(RopeError, match=message):
-        getattr(conventions, engine)(RIGHT[engine], rope, D)
+        getattr(conventions, convention)(RIGHT[convention], rope, D)
