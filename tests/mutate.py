@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PARTS = {
     "core": (
         ("rope_xp/_rotation", "rope_xp/_arguments", "rope_xp/_core", "rope_xp/_dispatch"),
-        ("tests/core", "tests/backends/test_equivalence.py"),
+        ("tests/core",),
     ),
     "native": (("backends/rope_xp_backends/cpu",), ("tests/backends/cpu", "tests/core")),
     "hf": (("rope_xp/hf", "rope_xp/scaling", "rope_xp/positions"), ("tests/models", "tests/core")),
