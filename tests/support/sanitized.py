@@ -19,28 +19,19 @@ def build(folder, sanitizer, level):
     common = ["g++", *FLAGS, "-ffp-contract=off", f"-fsanitize={sanitizer}"]
     common += ["-fno-sanitize-recover=all", f"-I{sysconfig.get_path('include')}"]
     common += [f"-Drope_xp_kernels_{i}=rope_xp_kernels_{level}" for i in (2, 3, 4, 5)]
-    sources = ROOT / "backends" / "rope_xp_backends" / "cpu"
-    plain = {path.stem: () for path in sources.glob("*.cpp") if path.stem != "rotate"}
-    units = {"rotate": (f"-DLEVEL={level}", *KERNELS[level]), **plain}
-    started = [
-        subprocess.Popen(
-            [*common, *flags, "-c", sources / f"{name}.cpp", "-o", folder / f"{name}.o"]
-        )
-        for name, flags in units.items()
-    ]
-    assert not any(process.wait(500) for process in started)
-    made, objects = folder / "_native.abi3.so", [folder / f"{name}.o" for name in units]
-    subprocess.run([*common, "-shared", "-pthread", *objects, "-o", made], check=True)
-    library = f"lib{sanitizer[0]}san.so"  # which asks to be the first
-    # libstdc++ too, or the exceptions of torch, which is loaded later, are no exceptions to it.
-    first = " ".join(map(_find, (library, "libstdc++.so.6")))
+    made, started = folder / "_native.abi3.so", {}
+    for source in (ROOT / "backends" / "rope_xp_backends" / "cpu").glob("*.cpp"):
+        flags = (f"-DLEVEL={level}", *KERNELS[level]) if source.stem == "rotate" else ()
+        unit = folder / f"{source.stem}.o"
+        started[unit] = subprocess.Popen([*common, *flags, "-c", source, "-o", unit])
+    assert not any(process.wait(500) for process in started.values())
+    subprocess.run([*common, "-shared", "-pthread", *started, "-o", made], check=True)
+    # The sanitizer asks to be the first. libstdc++ too, or the exceptions of torch, which is loaded
+    # later, are no exceptions to it.
+    find = [[f"-print-file-name={name}"] for name in (f"lib{sanitizer[0]}san.so", "libstdc++.so.6")]
+    first = [subprocess.check_output(["g++", *name], text=True).strip() for name in find]
     options = {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}
-    return {"ROPE_XP_SANITIZED": str(made), "LD_PRELOAD": first, **options}
-
-
-def _find(library):
-    find = ["g++", f"-print-file-name={library}"]
-    return subprocess.run(find, check=True, capture_output=True, text=True).stdout.strip()
+    return {"ROPE_XP_SANITIZED": str(made), "LD_PRELOAD": " ".join(first), **options}
 
 
 if file := os.environ.get("ROPE_XP_SANITIZED"):

@@ -1,6 +1,6 @@
 """What XLA makes of a rotation on an H200, compiled where there is no GPU; one JSON for each case.
 
-python tests/support/xla_for_gpu.py FOLDER [EVERY]
+python tests/support/xla_for_gpu.py FOLDER
 """
 
 import os
@@ -11,8 +11,6 @@ os.environ["XLA_FLAGS"] = f"--xla_dump_to={sys.argv[1]} --xla_dump_emitter_re=.*
 
 import json
 import re
-from functools import partial
-from itertools import product
 from pathlib import Path
 
 import jax
@@ -39,55 +37,45 @@ runtime_version { major: 13 } platform_name: "CUDA" dnn_version_info { major: 9 
 device_description_str: "NVIDIA H200"
 """
 FOLDER = Path(sys.argv[1])
-TOKENS, HEAD_DIM = 4096, 128
 COLLECTIVE = re.compile(r"all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter")
-DEVICES = get_topology_desc("", "cuda", target_config=H200, topology="1x1x2").devices
+SHAPES = (2, 4096, 32, 128), (2, 4096, 8, 128), (2, 4096)  # of q, k and positions
+# Direction, layout, rotary_dim, dtype, and the axes that two devices share.
+CASES = (
+    ("forward", "half", 128, "bfloat16", P()),
+    ("forward", "interleaved", 64, "float32", P(None, "x")),
+    ("backward", "half", 64, "float16", P("x")),
+    ("backward", "interleaved_to_half", 64, "bfloat16", P()),
+)
 
 
-def forward(rope, q, k, positions):
-    return rope.apply(q, k, positions)
+def compile_for_gpu(direction, rope, dtype, spec):
+    def forward(q, k, positions):
+        return rope.apply(q, k, positions)
 
+    def backward(q, k, positions):
+        return jax.vjp(lambda q, k: rope.apply(q, k, positions), q, k)[1]((q, k))
 
-def backward(rope, q, k, positions):
-    return jax.vjp(lambda q, k: rope.apply(q, k, positions), q, k)[1]((q, k))
-
-
-def compiled(function, dtype, count, spec):
-    mesh = Mesh(np.array(DEVICES[:count]), ("x",))
-    shapes = [(2, TOKENS, 32, HEAD_DIM), (2, TOKENS, 8, HEAD_DIM), (2, TOKENS)]
+    devices = get_topology_desc("", "cuda", target_config=H200, topology="1x1x2").devices
+    mesh = Mesh(np.array(devices[: 1 + (spec != P())]), ("x",))
     arguments = [
-        jax.ShapeDtypeStruct(shape, kind, sharding=NamedSharding(mesh, P(*spec[: len(shape)])))
-        for shape, kind in zip(shapes, (dtype, dtype, np.int32), strict=True)
+        jax.ShapeDtypeStruct(shape, kind, sharding=NamedSharding(mesh, spec))
+        for shape, kind in zip(SHAPES, (dtype, dtype, np.int32), strict=True)
     ]
     before = set(FOLDER.iterdir())
+    function = forward if direction == "forward" else backward
     program = jax.jit(function).lower(*arguments).compile()
-    kernels = {}
-    for file in sorted(set(FOLDER.glob("*.ptx")) - before):
-        for part in file.read_text().split(".entry ")[1:]:
-            kernels[part[: part.index("(")]] = part
+    files = sorted(set(FOLDER.glob("*.ptx")) - before)
+    parts = [part for file in files for part in file.read_text().split(".entry ")[1:]]
     return {
         "allocated": program.memory_analysis().temp_size_in_bytes,
         "collectives": COLLECTIVE.findall(program.as_text()),
-        "kernels": kernels,
+        "kernels": {part[: part.index("(")]: part for part in parts},
     }
 
 
-def main():
-    directions, dtypes = (forward, backward), ("bfloat16", "float16", "float32")
-    layouts, dims = ("half", "interleaved", "interleaved_to_half"), (HEAD_DIM, HEAD_DIM // 2)
-    usual, specs = (["half"], [HEAD_DIM], ["bfloat16"]), (P("x"), P(None, "x"), P(None, None, "x"))
-    cases = [
-        *product(directions, layouts, dims, dtypes, [1], [P()]),
-        *product(directions, *usual, [2], specs),
-    ]
-    cases = cases[:: int((*sys.argv, "1")[2])]
-    for function, layout, rotary_dim, dtype, devices, spec in cases:
-        rope = RoPE(layout=layout, rotary_dim=rotary_dim)  # type: ignore[arg-type]  # of a list
-        with rope_xp.use_path("jit-gpu"):
-            properties = compiled(partial(function, rope), dtype, devices, spec)
-        case = {"direction": function.__name__, "layout": layout, "rotary_dim": rotary_dim}
-        print(json.dumps(case | properties))
-
-
-if __name__ == "__main__":
-    main()
+for direction, layout, rotary_dim, dtype, spec in CASES:
+    rope = RoPE(layout=layout, rotary_dim=rotary_dim)
+    with rope_xp.use_path("jit-gpu"):
+        properties = compile_for_gpu(direction, rope, dtype, spec)
+    case = {"direction": direction, "layout": layout, "rotary_dim": rotary_dim}
+    print(json.dumps(case | properties))

@@ -10,17 +10,9 @@ LEVELS = _module.levels()[:-1] if _module else ()
 """The instruction sets of this processor besides the best, which other tests use."""
 
 
-def _need(name):
-    (target,) = [t for t in TARGETS if t.name == f"numpy-{name}"]
-    if reason := missing(target):
-        pytest.skip(reason)
-    return target
-
-
 @pytest.fixture(scope="session")
 def native():
-    _need("native")
-    return _module
+    return pytest.importorskip("rope_xp_backends.cpu._native")
 
 
 @pytest.fixture
@@ -37,18 +29,13 @@ def tune(native):
         native.tune(name, value)
 
 
-@pytest.fixture(params=["native", "chunked"])
-def path(request):
-    _need(request.param)
-    with rope_xp.use_path(request.param):
-        yield request.param
-
-
 @pytest.fixture(params=["native", "native, streaming", *LEVELS, "chunked", "cuda"])
 def any_path(request):
     """The kernel for GPUs is run on the CPU by tests/support/cuda_on_cpu.py."""
     name = request.param if request.param in ("chunked", "cuda") else "native"
-    target = _need(name)
+    (target,) = [t for t in TARGETS if t.name == f"numpy-{name}"]
+    if reason := missing(target):
+        pytest.skip(reason)
     if request.param == "native, streaming":
         request.getfixturevalue("tune")(large_bytes=1, release_bytes=1)
     if request.param in LEVELS:

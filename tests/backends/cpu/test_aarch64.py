@@ -26,18 +26,9 @@ arm64 = importlib.import_module("unicorn.arm64_const")
 
 PAGE, LOAD = 4096, 1
 ZIG = [sys.executable, "-m", "ziglang", "c++", "-target", "aarch64-linux-gnu", "-mcpu=baseline"]
-COMPILED = ["-std=c++17", "-O2", "-fno-exceptions", "-fno-rtti", "-fno-math-errno", "-DLEVEL=0"]
-COMPILED += ["-ffp-contract=off", "-c"]
+COMPILED = "-std=c++17 -O2 -fno-exceptions -fno-rtti -fno-math-errno -DLEVEL=0 -ffp-contract=off -c"
 # A program that starts where the table of kernels is, at addresses that this process does not use.
-LINKED = [
-    "-static",
-    "-nostdlib",
-    "-s",
-    "-Wl,-e,rope_xp_kernels_0",
-    "-Wl,--image-base=0x100000000000",
-]
-
-
+LINKED = "-static -nostdlib -s -Wl,-e,rope_xp_kernels_0 -Wl,--image-base=0x100000000000"
 CASES = [
     ("half", "bfloat16", False),
     ("interleaved", "float16", False),
@@ -53,8 +44,9 @@ def build(folder):
     unit, program = folder / "rotate.o", folder / "rotate"
     source = Path(_loaded.__file__).with_name("rotate.cpp")
     caches = {f"ZIG_{name}_CACHE_DIR": str(folder) for name in ("GLOBAL", "LOCAL")}
-    for command in ([*COMPILED, source, "-o", unit], [*LINKED, unit, "-o", program]):
-        subprocess.run([*ZIG, *command], check=True, env=os.environ | caches, timeout=500)
+    for flags, given, made in ((COMPILED, source, unit), (LINKED, unit, program)):
+        command = [*ZIG, *flags.split(), given, "-o", made]
+        subprocess.run(command, check=True, env=os.environ | caches, timeout=500)
     return program.read_bytes()
 
 

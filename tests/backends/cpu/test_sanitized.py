@@ -7,34 +7,20 @@ from support.cases import slow
 from support.programs import TESTS, run
 from support.sanitized import build
 
-KERNELS = TESTS / "backends" / "cpu" / "test_kernels.py"
-THREADS = TESTS / "backends" / "cpu" / "test_threads.py"
-ENTRY = TESTS / "core" / "test_entry.py"
-MORE = [
-    TESTS / "core" / f"test_{name}.py" for name in ("slots", "frequencies", "cumulative_angles")
+CPU, CORE = TESTS / "backends" / "cpu", TESTS / "core"
+MORE = [CORE / f"test_{name}.py" for name in ("slots", "frequencies", "cumulative_angles")]
+NATIVE = "numpy and not chunked and not portable and not cuda"
+ADDRESSES = [
+    *(("-k", "native and not torch", CPU / "test_kernels.py"), (CORE / "test_entry.py",)),
+    *(("-k", f"({NATIVE}) or lies", *MORE), ("-m", "fuzz", "-k", NATIVE, TESTS / "fuzz")),
 ]
-FUZZ = TESTS / "fuzz"
+THREADS = [("-k", "any_number or eight or outlives", CPU / "test_threads.py")]
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")
 @pytest.mark.parametrize(
     ("sanitizer", "level", "tests"),
-    [
-        slow(
-            *("address,undefined", "3"),
-            [
-                ("-k", "native and not torch", KERNELS),
-                (ENTRY,),
-                (
-                    "-k",
-                    "entry or lies or compared or native_ or moved or any_order or as_promised",
-                    *MORE,
-                ),
-                ("-m", "fuzz", "-k", "numpy and not chunked and not portable", FUZZ),
-            ],
-        ),
-        slow("thread", "2", [("-k", "any_number or eight or outlives", THREADS)]),
-    ],
+    [slow("address,undefined", "3", ADDRESSES), slow("thread", "2", THREADS)],
 )
 def test_sanitizers_find_nothing_in_kernels(sanitizer, level, tests, native, tmp_path):
     lacking = {"baseline": "0", "x86-64-v2": "2"}

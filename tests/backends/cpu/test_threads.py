@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from rope_xp_backends.cpu import threads as _threads
 from support.bits import same, sample
-from support.programs import printed
 from support.targets import truth
 
 import rope_xp
@@ -21,7 +20,7 @@ POSITIONS = np.random.default_rng(0).integers(-70_000, 1 << 22, 130)
 TASKS = Path("/proc/self/task")
 
 
-@pytest.mark.parametrize("number", ["1", "2", "3", "7", "1000"])
+@pytest.mark.parametrize("number", ["1", "2", "7", "1000"])
 def test_any_number_of_threads_gives_the_same_bits(number, threads, rng):
     threads(number)
     for dtype in ("float32", "bfloat16"):
@@ -30,6 +29,7 @@ def test_any_number_of_threads_gives_the_same_bits(number, threads, rng):
             same(rope_xp.apply(q, k, POSITIONS), truth(rope_xp.apply, q, k, POSITIONS))
 
 
+@pytest.mark.parametrize("path", ["native", "chunked"])
 def test_callers_in_eight_threads_get_their_own_results(path, threads):
     threads("3")
     start = threading.Barrier(8)
@@ -56,82 +56,61 @@ def test_no_thread_outlives_a_call(threads):
         assert time.monotonic() < end
 
 
-@pytest.mark.skipif(os.name != "posix", reason="this system sends no such signals")
-@pytest.mark.usefixtures("native")
-def test_handlers_that_raise_or_fork_run_when_no_part_does():
-    options = ("-W", "error", "-W", "ignore::DeprecationWarning")  # of forks beside threads
-    printed("interrupted_calls.py", options=options, ROPE_XP_NUM_THREADS="8")
-
-
 @pytest.mark.parametrize("number", ["0", "two", "-1", "1.5", " "])
-def test_a_number_of_threads_that_is_not_positive_is_refused(number, threads):
+def test_rope_xp_num_threads_that_is_no_positive_integer_is_refused(number, threads):
     threads(number)
     with pytest.raises(RopeError, match="ROPE_XP_NUM_THREADS is .*integer of at least 1"):
         RoPE().rotate(np.ones((3, 64, 8), np.float32))
 
 
-CORES = 8
-LIMITS = [("", "", CORES), ("1", "", 1), ("5", "", 5), (" 3,2,1", "", 3), ("1", "4", 4)]
-LIMITS += [("0", "", CORES), ("all", "", CORES)]
+QUOTA, PERIOD = "cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"
+# OMP_NUM_THREADS, which joblib sets for workers; ROPE_XP_NUM_THREADS; files of a container.
+LIMITS = [
+    *(("", "", {}, 8), ("0", "", {}, 8), ("all", "", {}, 8), (" 3,2,1", "", {}, 3)),
+    *(("1", "", {}, 1), ("1", "4", {}, 4), ("5", "", {"cpu.max": "20000 100000"}, 5)),
+    *(("", "", {"cpu.max": f"{quota} 100000\n"}, n) for quota, n in ((150_000, 2), (20_000, 1))),
+    *(("", "", {"cpu.max": text}, 8) for text in ("900000 100000", "max 100000", "?")),
+    *(("", "", {QUOTA: quota, PERIOD: "100000"}, n) for quota, n in (("250000", 3), ("-1", 8))),
+]
 
 
 @pytest.fixture
-def cgroup(monkeypatch, tmp_path):
-    """A process that may run on CORES, without variables, and a folder for its limits."""
-    monkeypatch.delenv("ROPE_XP_NUM_THREADS", raising=False)
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(CORES), raising=False)
-    monkeypatch.setattr(_threads, "CGROUP", tmp_path)
-    return tmp_path
+def set_limits(monkeypatch, tmp_path):
+    """Limit the threads of a process that may run on so many cores."""
+
+    def set_all(openmp="", ours="", files=(), cores=8):
+        monkeypatch.setenv("OMP_NUM_THREADS", openmp)
+        monkeypatch.setenv("ROPE_XP_NUM_THREADS", ours)
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(cores), raising=False)
+        monkeypatch.setattr(_threads, "CGROUP", tmp_path)
+        (tmp_path / "cpu").mkdir(exist_ok=True)
+        for name in files:
+            (tmp_path / name).write_text(files[name])
+
+    return set_all
 
 
-@pytest.mark.parametrize(("openmp", "ours", "expected"), LIMITS)
-@pytest.mark.usefixtures("cgroup")
-def test_openmp_limits_threads_unless_our_own_variable_is_set(openmp, ours, expected, monkeypatch):
-    """As joblib and others set it for workers."""
-    monkeypatch.setenv("OMP_NUM_THREADS", openmp)
-    monkeypatch.setenv("ROPE_XP_NUM_THREADS", ours)
+@pytest.mark.parametrize(("openmp", "ours", "files", "expected"), LIMITS)
+def test_threads_are_limited_by_our_variable_openmp_and_the_quota(
+    openmp, ours, files, expected, set_limits
+):
+    set_limits(openmp, ours, files)
     assert _threads.limit() == expected
 
 
-@pytest.mark.usefixtures("cgroup")
-def test_torch_limits_threads_for_tensors_whatever_openmp_says(monkeypatch):
+def test_threads_are_limited_to_the_cores_that_a_process_has_now(set_limits):
+    for cores in (8, 1):
+        set_limits(cores=cores)
+        assert _threads.limit() == cores
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_threads_for_tensors_are_limited_by_torch_whatever_openmp_says(
+    number, set_limits, monkeypatch
+):
     """Processes of torchrun have one thread, until torch is told otherwise."""
     torch = pytest.importorskip("torch")
     cpu = importlib.import_module("rope_xp_backends.torch.cpu")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    for number in (1, 2):
-        monkeypatch.setattr(torch, "get_num_threads", lambda n=number: n)
-        assert cpu.limit_threads() == number
-
-
-@pytest.mark.parametrize(
-    ("files", "expected"),
-    [
-        ({"cpu.max": "150000 100000\n"}, 2),
-        ({"cpu.max": "20000 100000\n"}, 1),
-        ({"cpu.max": "900000 100000\n"}, CORES),
-        ({"cpu.max": "max 100000\n"}, CORES),
-        ({"cpu.max": "?"}, CORES),
-        ({"cpu/cpu.cfs_quota_us": "250000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 3),
-        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, CORES),
-    ],
-)
-def test_a_container_has_threads_for_the_time_that_it_is_given(files, expected, cgroup):
-    for name, text in files.items():
-        (cgroup / name).parent.mkdir(exist_ok=True)
-        (cgroup / name).write_text(text)
-    assert _threads.limit() == expected
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system binds no processes")
-def test_cores_that_are_taken_from_a_process_later_count_no_more(monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "")
-    monkeypatch.delenv("ROPE_XP_NUM_THREADS", raising=False)
-    before = os.sched_getaffinity(0)
-    assert 1 <= _threads.limit() <= len(before)
-    os.sched_setaffinity(0, [min(before)])
-    try:
-        assert _threads.limit() == 1
-    finally:
-        os.sched_setaffinity(0, before)
+    set_limits(openmp="1")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: number)
+    assert cpu.limit_threads() == number
