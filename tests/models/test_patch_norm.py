@@ -11,10 +11,9 @@ pytest.importorskip("transformers")
 import torch
 from support.cases import slow
 from support.patched import TOKENS, gradients, logits, refuse
-from support.small_models import MODELS, make, multimodal_text
+from support.small_models import make, multimodal_text
 from transformers.models.qwen3 import modeling_qwen3
 
-from rope_xp import RopeError
 from rope_xp._dispatch import find
 from rope_xp.integrations import _norms
 from rope_xp.integrations.transformers import patch, unpatch
@@ -39,7 +38,7 @@ def assert_near(results, expected):
     ("name", "more"),
     [
         ("qwen3", {}),
-        ("qwen3_moe", MODELS["minimax_m2"]),
+        ("qwen3_moe", {}),
         ("gemma3_text", {}),
         slow("lfm2", {"layer_types": ["full_attention"] * 2}),  # calls its norms q_layernorm
     ],
@@ -79,34 +78,33 @@ def test_patched_norms_compile_to_one_graph(monkeypatch):
     assert_near(logits(model, use_cache=False), before)
 
 
-def test_decorated_attention_is_patched_as_the_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    decorated = torch.no_grad()(modeling_qwen3.Qwen3Attention.forward)
-    monkeypatch.setattr(modeling_qwen3.Qwen3Attention, "forward", decorated)
-    model = make_model("qwen3")
-    before = logits(model)
-    with monkeypatch.context() as context:
-        model = patch(model, norm=True)
-        context.setattr(_norms.Unnormalized, "normalize", None)
-        assert_near(logits(model), before)
+def test_patch_fuses_norms_of_a_decorated_attention(monkeypatch):
+    class Decorated(modeling_qwen3.Qwen3Attention):
+        forward = torch.no_grad()(modeling_qwen3.Qwen3Attention.forward)
 
-
-def test_norm_with_weights_that_its_forward_alone_has_keeps_the_logits() -> None:
-    model = make_model("qwen3")
+    model = make_model("qwen3", num_hidden_layers=1)
     before = logits(model)
-    for module in patch(model, norm=True).modules():
-        if isinstance(module, modeling_qwen3.Qwen3RMSNorm):
-            full, empty = module.weight.data, torch.empty(0)  # as ZeRO-3 does
-            module.weight.data = empty
-            module.register_forward_pre_hook(lambda m, _, w=full: setattr(m.weight, "data", w))
-            module.register_forward_hook(lambda m, *_, w=empty: setattr(m.weight, "data", w))
+    model.model.layers[0].self_attn.__class__ = Decorated
+    patch(model, norm=True)
+    monkeypatch.setattr(_norms.Unnormalized, "normalize", None)
     assert_near(logits(model), before)
 
 
-def test_norm_that_contains_modules_is_refused_with_advice() -> None:
+def test_patched_norm_takes_weights_that_its_forward_alone_has():
+    """As ZeRO-3 shards them."""
+    model = make_model("qwen3")
+    before = logits(model)
+    norm = patch(model, norm=True).model.layers[0].self_attn.q_norm
+    full, norm.weight.data = norm.weight.data, torch.empty(0)
+    norm.register_forward_pre_hook(lambda *_: setattr(norm.weight, "data", full))
+    norm.register_forward_hook(lambda *_: setattr(norm.weight, "data", torch.empty(0)))
+    assert_near(logits(model), before)
+
+
+def test_patch_refuses_a_norm_that_contains_modules():
     model = make_model("qwen3")
     torch.nn.utils.parametrizations.weight_norm(model.model.layers[0].self_attn.q_norm)
-    with pytest.raises(RopeError, match="contains other modules.*patch the model before"):
-        patch(model, norm=True)
+    refuse(patch, model, "contains other modules.*patch the model before", norm=True)
 
 
 def test_patched_norms_of_mrope_keep_the_hidden_states():

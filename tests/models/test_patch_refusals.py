@@ -1,8 +1,6 @@
 """No model is patched by half: what patch() refuses, by name, and where tables may get to."""
 
 import functools
-import inspect
-from types import MethodType
 
 import pytest
 
@@ -11,11 +9,14 @@ pytest.importorskip("transformers")
 
 import torch
 import transformers
-from support.cases import slow
 from support.patched import LOGITS, is_ours, logits, modeling, refuse
-from support.small_models import make, vision_language
+from support.small_models import make
 from torch import nn
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+from transformers.models.llama.modeling_llama import (
+    LlamaAttention,
+    LlamaRotaryEmbedding,
+    apply_rotary_pos_emb,
+)
 
 from rope_xp.integrations.transformers import check, patch, unpatch
 
@@ -24,6 +25,11 @@ DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
 
 def replace_forward(module):
     module.forward = functools.partial(module.forward)
+
+
+class Mine(LlamaAttention):
+    def forward(self, *inputs, **named):
+        return super().forward(*inputs, **named)
 
 
 @pytest.mark.parametrize(
@@ -38,6 +44,10 @@ def replace_forward(module):
         (r"layers\.1\.self_attn .*something has replaced its forward",
          lambda model: replace_forward(model.layers[1].self_attn)),
         ("patched already; unpatch it first", patch),
+        (r"Mine overrides forward, which rotates .*; patch\(model, rotation=False\) replaces only",
+         lambda model: setattr(model.layers[1].self_attn, "__class__", Mine)),
+        (r"LlamaRotaryEmbedding\): it is on the meta device; load its weights",
+         lambda model: model.to("meta")),
     ],
 )  # fmt: skip
 def test_patch_refuses_a_module_that_was_changed(message, change):
@@ -55,43 +65,28 @@ def test_patch_refuses_a_function_that_is_no_rotation(monkeypatch):
     refuse(patch, make("llama"), message)
 
 
-def test_patch_refuses_models_without_rotary_modules_or_weights():
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 32}
-    for model_type, message in (
+SIZES = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 32}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "message"),
+    [
         ("dinov3_vit", "its forward takes no position_ids"),
-        ("gpt2", "GPT2Model: none of its modules computes angles .* not rotary"),
-        ("bert", "BertModel: none .* positions are not rotary, as in BERT"),
+        ("bert", "BertModel: none of its modules computes angles .* positions are not rotary"),
         ("gptj", "GPTJAttention calls apply_rotary_pos_emb, but reads cos and sin from its own"),
-        ("codegen", "CodeGenAttention calls apply_rotary_pos_emb, but reads"),
         ("roformer", "RoFormerSelfAttention calls apply_rotary_position_embeddings, but reads"),
-    ):
-        more = {"rotary_dim": 8} if model_type in ("gptj", "codegen") else {}
-        config = transformers.AutoConfig.for_model(model_type, **sizes, **more)
-        refuse(patch, transformers.AutoModel.from_config(config), message)
-    with torch.device("meta"):
-        model = make("llama")
-    refuse(patch, model, r"LlamaRotaryEmbedding\): it is on the meta device; load its weights")
+    ],
+)
+def test_patch_refuses_a_model_without_rotary_modules(model_type, message):
+    more = {"rotary_dim": 8} if model_type == "gptj" else {}
+    config = transformers.AutoConfig.for_model(model_type, **SIZES, **more)
+    refuse(patch, transformers.AutoModel.from_config(config), message)
 
 
 @pytest.mark.parametrize("change", [patch, unpatch, check])
-def test_name_in_place_of_a_model_is_a_type_error(change):
+def test_patch_unpatch_and_check_refuse_a_name_in_place_of_a_model(change):
     with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, .*; got str$"):
         change("Qwen/Qwen2-7B")
-
-
-def test_patch_refuses_a_class_that_overrides_what_rotates():
-    model = make("llama")
-    attention = model.model.layers[1].self_attn
-
-    class Mine(type(attention)):
-        def forward(self, *inputs, **named):
-            return super().forward(*inputs, **named)
-
-    attention.__class__ = Mine
-    advice = r"patch\(model, rotation=False\) replaces only the rotary modules"
-    message = "Mine overrides forward, which rotates q and k in its base class; " + advice
-    refuse(patch, model, message)
-    patch(model, rotation=False)
 
 
 def test_patch_without_a_length_refuses_a_rule_that_changes_while_it_runs():
@@ -101,70 +96,31 @@ def test_patch_without_a_length_refuses_a_rule_that_changes_while_it_runs():
     patch(model, length=512)
 
 
-def as_kernels_does(function):
-    """Return what a function is where transformers finds the package kernels: a module.
+class Kernel(nn.Module):
+    """What the package kernels puts in place of a function: its signature, and no name.
 
-    transformers 5.23 asks for kernels 0.18.2, which is not to be had here, so its decorator is
-    simulated: it gives the module's forward the signature of the function, and no name.
+    transformers 5.23 asks for kernels 0.18.2, which is not to be had here, so this simulates it.
     """
 
-    class Func(nn.Module):
-        def forward(self, *arguments, **named):
-            return function(*arguments, **named)
-
-    signature = inspect.signature(function)
-    me = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    parameters = [me, *signature.parameters.values()]
-    Func.forward.__signature__ = signature.replace(parameters=parameters)
-    return Func()
+    def forward(self, q, k, cos, sin, unsqueeze_dim=1):
+        return apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim)
 
 
-def kernel_of_a_gpu(self, *arguments, **named):
-    raise RuntimeError("no GPU")
-
-
-@pytest.mark.parametrize("kind", ["llama", "kernelized llama", "qwen2_vl"])
-def test_patch_takes_functions_that_the_package_kernels_makes_modules(kind, monkeypatch):
-    """Of Qwen2-VL, the function for the text alone is one that kernels may replace."""
-    name = kind.rsplit(maxsplit=1)[-1]
-    layer = as_kernels_does(modeling(name).apply_rotary_pos_emb)
-    inputs = {"input_ids": torch.arange(24)[None]}
-    model, inputs = vision_language() if name == "qwen2_vl" else (make(name), inputs)
-    before = model(**inputs).logits
-    monkeypatch.setattr(modeling(name), "apply_rotary_pos_emb", layer)
-    if kind.startswith("kernelized"):  # as kernelize(model) does
-        layer.forward = MethodType(kernel_of_a_gpu, layer)
-    patch(model)
-    torch.testing.assert_close(model(**inputs).logits, before, rtol=0, atol=LOGITS)
-    if name == "qwen2_vl":
-        inputs["pixel_values"] = inputs["pixel_values"].bfloat16()
-        assert model.bfloat16()(**inputs).logits.dtype == torch.bfloat16
+def test_patch_takes_a_function_that_the_package_kernels_makes_a_module(monkeypatch):
+    model, layer = make("llama"), Kernel()
+    before = logits(model)
+    layer.forward = None  # kernelize(model) sets one for a GPU
+    monkeypatch.setattr(modeling("llama"), "apply_rotary_pos_emb", layer)
+    torch.testing.assert_close(logits(patch(model)), before, rtol=0, atol=LOGITS)
 
 
 # --- a model whose second part does something with the tables ------------------------------------
 
 
-class Attention(nn.Module):
-    def forward(self, x, tables):
-        cos, sin = tables
-        q, k = apply_rotary_pos_emb(x, x, cos, sin)
-        return q + k
-
-
-class Model(nn.Module):
-    def __init__(self, part):
-        super().__init__()
-        config = transformers.LlamaConfig(hidden_size=8, num_attention_heads=1)
-        self.rotary_emb, self.attention = LlamaRotaryEmbedding(config), Attention()
-        self.part = part
-
-    def forward(self, x):
-        tables = self.rotary_emb(x, torch.arange(x.shape[-2])[None])
-        return self.part(self.attention(x, tables), tables)
-
-
-def turn(x, cos, sin):
-    return cos * x
+class Rotates(nn.Module):
+    @torch.no_grad()
+    def forward(self, x, position_embeddings):
+        return apply_rotary_pos_emb(x, x, *position_embeddings)[0]
 
 
 class Computes(nn.Module):
@@ -173,92 +129,78 @@ class Computes(nn.Module):
         return x * cos
 
 
+def turn(x, cos, sin):
+    return cos * x
+
+
 class CallsAFunction(nn.Module):
     def forward(self, x, tables):
         return turn(x, *tables)
 
 
+class Model(nn.Module):
+    """It hands tables on, and does not read them."""
+
+    def __init__(self, part):
+        super().__init__()
+        config = transformers.LlamaConfig(hidden_size=8, num_attention_heads=1)
+        self.rotary_emb, self.parts = LlamaRotaryEmbedding(config), nn.ModuleList([Rotates(), part])
+
+    def forward(self, x):
+        position_embeddings = self.rotary_emb(x, torch.arange(x.shape[-2])[None])
+        for part in self.parts:
+            x = part(x, position_embeddings)
+        return x
+
+
 @pytest.mark.parametrize(
     ("part", "message"),
     [
-        (Computes, r"Computes\.forward: it reads cos"),
-        (CallsAFunction, r"CallsAFunction\.forward: it calls turn"),
+        (Rotates(), ""),
+        (Computes(), r"Computes\.forward: it reads cos"),
+        (CallsAFunction(), r"CallsAFunction\.forward: it calls turn"),
     ],
 )
 def test_patch_refuses_a_class_that_reads_tables_and_calls_nothing_that_rotates(part, message):
     """The rotary modules alone are patched, and their tables have the dtype that code expects."""
     reason = r", and no function that is replaced rotates there; .*rotation=False"
-    model, x = Model(part()), torch.randn(1, 3, 5, 8, dtype=torch.bfloat16)
-    refuse(patch, model, message + reason)
+    model, x = Model(part), torch.randn(1, 3, 5, 8, dtype=torch.bfloat16)
     before = model(x)
-    assert type(patch(model, rotation=False).part) is part
-    # A table may differ by one rounding, and numbers are below 8.
-    torch.testing.assert_close(model(x), before, rtol=0, atol=8 * torch.finfo(x.dtype).eps)
-
-
-class CallsByBoth(nn.Module):
-    @torch.no_grad()
-    def forward(self, x, position_embeddings):
-        return apply_rotary_pos_emb(x, x, *position_embeddings)[0]
-
-
-class HandsOn(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList([Attention(), CallsByBoth()])
-
-    def forward(self, x, position_embeddings):
-        for layer in self.layers:
-            x = layer(x, position_embeddings)
-        return x
-
-
-def test_patch_takes_a_class_that_hands_tables_on_and_does_not_read_them():
-    model, x = Model(HandsOn()), torch.randn(1, 3, 5, 8, dtype=torch.bfloat16)
-    before = model(x)
-    # Eight roundings of numbers below 8, one after another; the dtype is compared too.
-    close = 64 * torch.finfo(x.dtype).eps
-    torch.testing.assert_close(patch(model)(x), before, rtol=0, atol=close)
+    if message:
+        refuse(patch, model, message + reason)
+    patch(model, rotation=not message)
+    # A few roundings of numbers below 8, one after another; the dtype is compared too.
+    torch.testing.assert_close(model(x), before, rtol=0, atol=64 * torch.finfo(x.dtype).eps)
 
 
 # --- functions that are replaced after a model was patched ---------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("dtype", "compiled"), [(torch.bfloat16, False), slow(torch.bfloat16, True)]
-)
-def test_patched_model_calls_a_rotation_that_is_replaced_later_in_the_dtype_of_q(
-    dtype, compiled, monkeypatch
-):
-    model = patch(make("llama").to(dtype))
-    before, dtypes, rotate = logits(model), set(), modeling("llama").apply_rotary_pos_emb
+def test_patched_model_calls_a_rotation_that_is_replaced_later_in_the_dtype_of_q(monkeypatch):
+    model, dtypes = patch(make("llama").bfloat16()), set()
+    before, rotate = logits(model), modeling("llama").apply_rotary_pos_emb
 
     def turned_twice(q, k, cos, sin, unsqueeze_dim=1):
         dtypes.update({q.dtype, k.dtype, cos.dtype, sin.dtype})
-        q, k = rotate(q, k, cos, sin, unsqueeze_dim)
-        return rotate(q, k, cos, sin, unsqueeze_dim)
+        return rotate(*rotate(q, k, cos, sin, unsqueeze_dim), cos, sin, unsqueeze_dim)
 
     with monkeypatch.context() as later:
         later.setattr(modeling("llama"), "apply_rotary_pos_emb", turned_twice)
-        torch._dynamo.reset()
-        run = torch.compile(model, backend="eager") if compiled else model
-        assert (logits(run) - before).abs().max() > 0.02
-        assert dtypes == {dtype}
+        assert (logits(model) - before).abs().max() > 0.02
+        assert dtypes == {torch.bfloat16}
         assert not is_ours(logits, model)
     assert torch.equal(logits(model), before)
     assert is_ours(logits, model)
 
 
 def test_patch_replaces_the_function_that_a_module_holds_at_the_time(monkeypatch):
-    first, second = make("llama"), make("llama")
-    before = logits(patch(first))
+    model, before = make("llama"), logits(patch(make("llama")))
     interleaved = modeling("deepseek_v3").apply_rotary_pos_emb_interleave
     with monkeypatch.context() as later:
         later.setattr(modeling("llama"), "apply_rotary_pos_emb", interleaved)
-        theirs = logits(second)
-        torch.testing.assert_close(logits(patch(second)), theirs, rtol=0, atol=LOGITS)
+        theirs = logits(model)
         assert (theirs - before).abs().max() > 0.02
-    assert torch.equal(logits(first), before)
+        torch.testing.assert_close(logits(patch(model)), theirs, rtol=0, atol=LOGITS)
+        assert is_ours(logits, model)
     # Its function is no longer there: the one that is, rotates.
-    torch.testing.assert_close(logits(second), before, rtol=0, atol=LOGITS)
-    unpatch(second)
+    torch.testing.assert_close(logits(model), before, rtol=0, atol=LOGITS)

@@ -37,13 +37,19 @@ _LONGROPE = {
 }
 _SECTIONS = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}
 
-MODELS = {
-    "cohere": {},
-    "deepseek_v2": _LATENT,
-    "deepseek_v3": _LATENT,
-    "deepseek_v4": {"head_dim": 64, **_EXPERTS},  # the end of a head
-    "ernie4_5": _HEAD,
+_MORE_EXPERTS = {**_EXPERTS, **_HEAD, "sliding_window": 8}
+_MORE_LATENT = {**_LATENT, "sliding_window": 8}
+_BY_FIELDS = {
+    """
+    beam bitnet cohere cohere2 diffllama exaone4 flex_olmo gemma2 gpt_neox granite_swa granitemoe
+    jetmoe lfm2 llama ministral3 modernbert-decoder olmo2 olmo_hybrid persimmon phi smollm3
+    stablelm
+    """: {},
+    "ernie4_5 glm qwen3": _HEAD,
+    "gpt_oss hunyuan_v1_dense laguna lara_mini mimo_v2_flash minimax_m2 qwen3_moe": _MORE_EXPERTS,
+    "axk2 deepseek_v2 deepseek_v3 deepseek_v32 dots3_note_text hy_v4 minicpm3": _MORE_LATENT,
     "falcon": {"num_kv_heads": 2},
+    "flint": {"num_hidden_layers": 4},
     "gemma3_text": _WINDOW,  # two bases
     "gemma4_text": {  # proportional, and heads of two widths
         **_WINDOW,
@@ -52,67 +58,25 @@ MODELS = {
         "hidden_size_per_layer_input": 8,
         "num_kv_shared_layers": 0,
     },
-    "glm": _HEAD,
-    "gpt_neox": {},
-    "gpt_oss": {**_EXPERTS, "head_dim": 16, "sliding_window": 8},  # YaRN
-    "llama": {},
     "llama4_text": {  # complex numbers
         **_EXPERTS,
         "head_dim": 16,
         "intermediate_size_mlp": 64,
         "attn_temperature_tuning": False,
     },
-    "minimax_m2": {**_EXPERTS, **_HEAD},
-    "olmo2": {},
-    "persimmon": {},
-    "phi": {},
     "phi3": {"rope_parameters": _LONGROPE, "original_max_position_embeddings": 32},
-    "qwen3": _HEAD,
-    "smollm3": {},
-    "stablelm": {},
-}
-"""Model type, and what its configuration needs beyond ``SMALL``: one of each way to rotate."""
-
-_MORE_EXPERTS = {**_EXPERTS, **_HEAD, "sliding_window": 8}
-_BY_FIELDS = {
-    """
-    apertus apertus1p5_text arcee aria_text beam bitnet cohere cohere2 cohere2_moe cwm deepseek_v2
-    deepseek_v3 diffllama doge ernie4_5 exaone exaone4 falcon flex_olmo fuyu gemma gemma2
-    gemma3_text gemma4_text gemma4_unified_text glm glm4 gpt_neox gpt_neox_japanese gpt_oss granite
-    granite_swa granitemoe granitemoe_swa granitemoeshared hrm_text hyperclovax jais2 jetmoe lfm2
-    llama llama4_text minimax_m2 ministral3 mistral mixtral modernbert-decoder nemotron olmo olmo2
-    olmo3 olmo_hybrid olmoe persimmon phi phi3 phimoe qwen2 qwen3 seed_oss smollm3 stablelm
-    starcoder2 vaultgemma
-    """: {},
-    """
-    afmoe ernie4_5_moe exaone_moe glm4_moe helium hunyuan_v1_dense hunyuan_v1_moe hy_v3 kolibri1
-    laguna lara_mini mellum mimo_v2_flash ministral qwen2_moe qwen3_moe sarvam_moe solar_open
-    """: _MORE_EXPERTS,
-    """
-    axk1 axk2 deepseek_v32 dots3_note_text glm4_moe_lite glm_moe_dsa hy_v4 minicpm3 sarvam_mla youtu
-    """: {**_LATENT, "sliding_window": 8},
-    "flint": {"num_hidden_layers": 4},
 }
 FAMILIES = {name: fields for names, fields in _BY_FIELDS.items() for name in names.split()}
-"""Decoders that are small and run with few keys more, in transformers 5.24."""
+"""Decoders that differ in what they rotate or cache, and what they need beyond ``SMALL``."""
+_FIELDS = FAMILIES | {"deepseek_v4": {"head_dim": 64, **_EXPERTS}}  # the end of a head
 CACHE = "cache"
 """The argument of their forward for keys and values: past_key_values before 5.24."""
 if "cache" not in inspect.signature(transformers.LlamaModel.forward).parameters:
     CACHE = "past_key_values"
 
 
-_DISTINCT = """
-    cohere cohere2 diffllama ernie4_5 exaone4 falcon gemma2 gemma3_text gemma4_text glm gpt_neox
-    gpt_oss granite_swa jetmoe lfm2 llama llama4_text minimax_m2 ministral3 modernbert-decoder
-    olmo2 olmo_hybrid persimmon phi phi3 qwen3 smollm3 stablelm hunyuan_v1_dense hunyuan_v1_moe
-    laguna mimo_v2_flash axk2 deepseek_v32 dots3_note_text hy_v4 minicpm3 flint
-"""
-DISTINCT = _DISTINCT.split()
-"""Those that differ in what a cache holds."""
-
-
 def make(model_type, model=transformers.AutoModelForCausalLM, **more):
-    fields = {**SMALL, **MODELS.get(model_type, {}), **more}
+    fields = {**SMALL, **_FIELDS.get(model_type, {}), **more}
     config = transformers.AutoConfig.for_model(model_type, **fields)
     torch.manual_seed(0)
     return model.from_config(config).eval()
