@@ -1,11 +1,11 @@
-"""Cases of DTensors: values, gradients, collectives, out=, refusals, paths; their runner."""
+"""What DTensors promise, tested by four processes at once: see test_dtensor.py, which starts them.
+
+Meshes are pairs of processes, and two by two.
+"""
 
 import contextlib
-import json
 import sys
-import traceback
-from datetime import timedelta
-from pathlib import Path
+from functools import partial
 
 import pytest
 import torch
@@ -16,406 +16,327 @@ from torch.distributed.tensor.debug import CommDebugMode
 
 import rope_xp
 from rope_xp import QKNorm, RoPE, RopeError
-from support.torch_op import TORCH, recording
+from support.torch_op import TORCH, recording, sample
 
-CASES = {}
-TOKENS = 7  # parts are uneven: 4 and 3; 2, 2, 2 and 1
+BOTH = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+PAIR = BOTH["b"]
+R, (BATCH, SEQ, HEADS, LAST) = Replicate(), map(Shard, range(4))
+TOKENS = 3  # parts are uneven: 2 and 1; 1, 1, 1 and none
 ROPE = RoPE(layout="half", rotary_dim=12)
-POSITIONS = torch.tensor([5, 70_000, 3, 1_000_000, 9, 2047, 12])
+POSITIONS = torch.tensor([5, 1_000_000, 2047])
+AXIAL = RoPE(position_axes=(0, 1, 0, 1, 2, 2, 0, 1))
 BATCHED = torch.stack([POSITIONS, POSITIONS + 1, POSITIONS * 2, POSITIONS // 2])
-R = Replicate()
+THREE = torch.stack([POSITIONS, POSITIONS + 7, POSITIONS // 3])
+Q, K = sample(4, TOKENS, 4, 16), sample(4, TOKENS, 1, 16).flip(0)
+GRADIENTS = Q.flip(1), K.flip(1)
+
+PLACEMENTS = [[R], [BATCH], [SEQ], [HEADS]]
+PLACEMENTS += [[BATCH, SEQ], [SEQ, HEADS], [HEADS, R], [SEQ, SEQ], [R, BATCH]]
+every_placement = pytest.mark.parametrize("placements", PLACEMENTS, ids=str)
 
 
-def case(*processes):
-    def add(function):
-        CASES[function.__name__] = processes, function
-        return function
-
-    return add
-
-
-def run(folder, number, count):
-    """Run the cases in one process of several; write failures to a file."""
-    rank, processes, path = int(number), int(count), Path(folder, f"{number}.json")
-    torch.set_num_threads(1)
-    options = {"init_method": f"file://{folder}/store", "timeout": timedelta(seconds=60)}
-    dist.init_process_group("gloo", rank=rank, world_size=processes, **options)
-    mesh = init_device_mesh("cpu", (2,) if processes == 2 else (2, processes // 2))
-    failures = {}
-    # That nothing is imported yet can only be seen first of all.
-    for name in sorted(CASES, key="plain_tensors_do_not_bring_it".__ne__):
-        sizes, function = CASES[name]
-        if processes not in sizes:
-            continue
-        failures[name] = None
-        try:
-            function(mesh)
-        except Exception:  # noqa: BLE001  # whatever it is, the test that waits is to tell
-            failures[name] = traceback.format_exc()
-        path.write_text(json.dumps(failures), "utf-8")
-        if failures[name] is not None:
-            break  # the others wait in vain, and so would every case that follows
+@pytest.fixture(scope="module", autouse=True)
+def _processes():
+    yield
     dist.destroy_process_group()
 
 
-def sample(*shape, dtype=torch.float32, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+def spread(x, placements):
+    return distribute_tensor(x, PAIR if len(placements) == 1 else BOTH, placements)
 
 
-Q, K = sample(4, TOKENS, 4, 16), sample(4, TOKENS, 2, 16, seed=1)
-
-
-def same(got, expected, placements):
+def same(got, expected, placements, **tolerances):
     assert tuple(got.placements) == tuple(placements), got.placements
     assert got.shape == expected.shape
-    torch.testing.assert_close(got.full_tensor(), expected, rtol=0, atol=0)
+    torch.testing.assert_close(got.full_tensor(), expected, **tolerances or {"rtol": 0, "atol": 0})
+
+
+def check_strides(got, expected):
+    """Compare strides, but for those of shards with an axis of length 1, which has any place."""
+    assert got.stride() == expected.stride() or min(got.to_local().shape) < 2
 
 
 @contextlib.contextmanager
 def collectives(number):
     with contextlib.nullcontext() if number is None else CommDebugMode() as mode:
         yield
-    if number is not None:
-        assert mode.get_total_counts() == number, mode.get_comm_counts()
+    assert number is None or mode.get_total_counts() == number, mode.get_comm_counts()
 
 
-@contextlib.contextmanager
-def refuses(error, *parts):
-    with pytest.raises(error) as raised:
-        yield
-    assert all(part in str(raised.value) for part in parts), raised.value
+def apply(q, k, positions, rope=ROPE):
+    return rope.apply(q, k, positions)
 
 
-def check(mesh, placements, positions, whole, *, rope=ROPE, dtype=torch.float32, **options):
+def check(placements, call, whole, there=None, *, k=None, dtype=torch.float32, moved=(0, 0)):
     """Compare results, gradients and their placements with those of tensors in one process.
 
-    Options are a function in place of rope.apply, k_placements, and the number of collectives
-    forward and backward.
+    A call is of q, k and what is whole, in place of which DTensors may get what is there; moved
+    are the numbers of collectives forward and backward.
     """
-    function, k_placements = options.get("function"), options.get("k_placements")
-    forward, backward = options.get("forward", 0), options.get("backward", 0)
-    arrays = [x.detach().clone().to(dtype).requires_grad_() for x in (Q, K)]
-    weights = [sample(*x.shape, dtype=dtype, seed=2) for x in arrays]
-    expected = rope.apply(*arrays, whole)
-    gradients = torch.autograd.grad(expected, arrays, weights)
-    both = placements, k_placements or placements
-    pairs = [*zip(arrays, weights, both, strict=True)]
-    shards = [distribute_tensor(x.detach(), mesh, p).requires_grad_() for x, _, p in pairs]
-    sharded_weights = [distribute_tensor(w, mesh, p) for _, w, p in pairs]
-    with collectives(None if function else forward):
-        results = (function or rope.apply)(*shards, positions)
+    both, there = (placements, k or placements), whole if there is None else there
+    arrays = [x.to(dtype, copy=True).requires_grad_() for x in (Q, K)]
+    learned = [x for x in whole if isinstance(x, torch.Tensor) and x.requires_grad]
+    expected, weights = call(*arrays, *whole), [x.to(dtype) for x in GRADIENTS]
+    gradients = torch.autograd.grad(expected, [*arrays, *learned], weights)
+    shards = [spread(x.detach(), p).requires_grad_() for x, p in zip(arrays, both, strict=True)]
+    with collectives(moved[0]):
+        results = call(*shards, *there)
+    sharded_weights = [spread(w, p) for w, p in zip(weights, both, strict=True)]
     # Before torch 2.12 its own backward gathers gradients.
-    with collectives(None if function or TORCH < (2, 12) else backward):
+    with collectives(None if learned or TORCH < (2, 12) else moved[1]):
         torch.autograd.backward(results, sharded_weights)
-    for x, y, value, gradient, p in zip(shards, results, expected, gradients, both, strict=True):
-        same(y, value.detach(), p)
-        assert y.stride() == value.stride()
+    for x, y, value, gradient, p in zip(shards, results, expected, gradients, both, strict=False):
+        same(y.detach(), value.detach(), p)
+        check_strides(y, value)
         same(x.grad, gradient, p if TORCH >= (2, 12) else list(x.grad.placements))
+    learning = [x for x in there if isinstance(x, torch.Tensor) and x.requires_grad]
+    for x, gradient in zip(learning, gradients[2:], strict=True):
+        # Each is a sum of products, in another order.
+        got = x.grad.full_tensor() if isinstance(x, DTensor) else x.grad
+        torch.testing.assert_close(got, gradient, rtol=1e-4, atol=1e-5)
 
 
-def one(mesh_dim):
-    """Return the placements that a mesh of one dimension or two is tested with."""
-    if mesh_dim == 1:
-        return [[R], [Shard(0)], [Shard(1)], [Shard(2)]]
-    a, b, c = Shard(0), Shard(1), Shard(2)
-    return [[a, b], [b, c], [c, R], [b, b], [R, a]]
-
-
-@case(2, 4)
-def plain_tensors_do_not_bring_it(mesh):
+def test_rotate_of_plain_tensors_imports_no_dtensor():
+    """It comes first, as all others import it."""
     ROPE.rotate(Q)
     assert "rope_xp_backends.torch" in sys.modules
     assert "rope_xp_backends.torch.dtensor" not in sys.modules
 
 
-@case(2, 4)
-def positions_that_every_process_knows(mesh):
-    for p in one(mesh.ndim):
-        for positions in (POSITIONS, None, BATCHED, BATCHED[:, :1], POSITIONS + 0.5):
-            check(mesh, p, positions, positions)
-        for positions in (POSITIONS.tolist(), POSITIONS.numpy()):
-            check(mesh, p, positions, POSITIONS)
+PLAIN = [POSITIONS, None, BATCHED, BATCHED[:, :1], POSITIONS + 0.5]
 
 
-@case(2, 4)
-def positions_that_are_distributed(mesh):
-    for p in one(mesh.ndim):
-        # As q is: what q is sharded over and positions lack is replicated.
-        axes = [R if x == Shard(2) else x for x in p]
-        check(mesh, p, distribute_tensor(BATCHED, mesh, axes), BATCHED)
-        check(mesh, p, distribute_tensor(BATCHED, mesh, [R] * mesh.ndim), BATCHED)
-        line = [Shard(0) if x == Shard(1) else R for x in p]
-        check(mesh, p, distribute_tensor(POSITIONS, mesh, line), POSITIONS)
-        check(mesh, p, distribute_tensor(POSITIONS + 0.25, mesh, line), POSITIONS + 0.25)
+@every_placement
+@pytest.mark.parametrize("positions", [*PLAIN, POSITIONS.tolist(), POSITIONS.numpy()])
+def test_apply_takes_plain_positions_of_the_whole_array(positions, placements):
+    check(placements, apply, [positions])
 
 
-@case(2)
-def positions_sharded_otherwise_are_brought_along(mesh):
-    over_tokens = distribute_tensor(POSITIONS, mesh, [Shard(0)])
-    for p in (R, Shard(0), Shard(2)):
-        check(mesh, [p], over_tokens, POSITIONS, forward=1)
-    check(mesh, [Shard(1)], distribute_tensor(BATCHED, mesh, [Shard(0)]), BATCHED, forward=1)
-    partial = DTensor.from_local(POSITIONS // 2, mesh, [Partial()])
-    check(mesh, [Shard(2)], partial, POSITIONS // 2 * 2, forward=1)
+@every_placement
+@pytest.mark.parametrize("positions", [BATCHED, POSITIONS, POSITIONS + 0.25])
+def test_apply_moves_no_positions_that_are_distributed_as_q(positions, placements):
+    missing = 2 - positions.ndim  # axes of q, by which positions are replicated
+    shards = [p.dim - missing if p in (BATCH, SEQ) else -1 for p in placements]
+    for given in ([R if n < 0 else Shard(n) for n in shards], [R] * len(placements)):
+        check(placements, apply, [positions], [spread(positions, given)])
 
 
-@case(2, 4)
-def gradients_of_weights_are_complete(mesh):
-    """Of one weight or one per head, plain or DTensors, whatever q and k are sharded over."""
-    arrays, grads, n = (Q, K), [sample(*x.shape, seed=2) for x in (Q, K)], mesh.ndim
-    cut = [[Shard(3)], [R, Shard(3)], [Shard(3), Shard(1)], [Shard(2), Shard(3)]]
-    for lead in ([], []), ([4], [2]):
-        weights = [sample(*x, 16, seed=3 + i).requires_grad_() for i, x in enumerate(lead)]
-        expected = ROPE.apply(*arrays, POSITIONS, norm=QKNorm(*weights))
-        gradients = torch.autograd.grad(expected, weights, grads)
-        for p in [*one(n), *(p for p in cut if len(p) == n)]:
-            shards = [distribute_tensor(x, mesh, p) for x in arrays]
-            for w in (None, Shard(0)):
-                copies = [x.detach().clone() for x in weights]
-                if w is not None:
-                    copies = [distribute_tensor(x, mesh, [w] * n) for x in copies]
-                norm = QKNorm(*(x.requires_grad_() for x in copies))
-                with collectives(None if Shard(3) in p or w == Shard(0) else 0):
-                    results = ROPE.apply(*shards, POSITIONS, norm=norm)
-                torch.autograd.backward(results, [distribute_tensor(g, mesh, p) for g in grads])
-                for y, value, x, gradient in zip(results, expected, copies, gradients, strict=True):
-                    same(y.detach(), value.detach(), p)
-                    got = x.grad if w is None else x.grad.full_tensor()
-                    # Each is a sum of up to 4 * 7 * 4 products, in another order.
-                    torch.testing.assert_close(got, gradient, rtol=1e-4, atol=1e-5)
+ONCE, TWICE = {"moved": (1, 0)}, {"moved": (2, 2)}  # for q and k; there and back
+OVER_TOKENS = spread(POSITIONS, [Shard(0)])
+SUMS = DTensor.from_local(POSITIONS // 2, PAIR, [Partial()])
 
 
-@case(2)
-def components_dtypes_and_layouts(mesh):
-    axial = RoPE(position_axes=(0, 1, 0, 1, 2, 2, 0, 1))
-    three = torch.stack([POSITIONS, POSITIONS + 7, POSITIONS // 3])
-    for p in (Shard(0), Shard(1), Shard(2)):
-        check(mesh, [p], three, three, rope=axial)
-        check(mesh, [p], None, None, rope=axial)
-        for dtype in (torch.float64, torch.bfloat16):
-            check(mesh, [p], POSITIONS, POSITIONS, rope=RoPE(), dtype=dtype)
-    check(mesh, [Shard(1)], distribute_tensor(three, mesh, [Shard(1)]), three, rope=axial)
-    over_components = distribute_tensor(three, mesh, [Shard(0)])
-    check(mesh, [Shard(1)], over_components, three, rope=axial, forward=1)
+@pytest.mark.parametrize(
+    ("placements", "whole", "there", "options"),
+    [
+        *(([p], [POSITIONS], [OVER_TOKENS], ONCE) for p in (R, BATCH, HEADS)),
+        ([SEQ], [BATCHED], [spread(BATCHED, [Shard(0)])], ONCE),
+        ([HEADS], [POSITIONS // 2 * 2], [SUMS], ONCE),
+        *(([p], [x, AXIAL], None, {}) for p in (BATCH, SEQ, HEADS) for x in (THREE, None)),
+        ([SEQ], [THREE, AXIAL], [spread(THREE, [Shard(1)]), AXIAL], {}),
+        ([SEQ], [THREE, AXIAL], [spread(THREE, [Shard(0)]), AXIAL], ONCE),
+        *(([SEQ], [None], None, {"dtype": dtype}) for dtype in (torch.float64, torch.bfloat16)),
+        ([HEADS], [POSITIONS], None, {"k": [R]}),
+        ([BATCH], [POSITIONS], None, {"k": [SEQ]}),
+        ([HEADS, R], [POSITIONS], None, {"k": [R, R]}),
+        ([LAST], [POSITIONS, RoPE()], None, TWICE),
+        ([SEQ, LAST], [POSITIONS, RoPE()], None, TWICE),
+    ],
+)
+def test_apply_moves_what_lies_otherwise_and_no_more(placements, whole, there, options):
+    check(placements, apply, whole, there, **options)
 
 
-@case(2, 4)
-def keys_sharded_otherwise_than_queries(mesh):
-    more = [R] * (mesh.ndim - 1)
-    for p, k in ((Shard(2), R), (Shard(0), Shard(1))):
-        check(mesh, [p, *more], POSITIONS, POSITIONS, k_placements=[k, *more])
+@pytest.mark.parametrize("lead", [([], []), ([4], [1])], ids=["one", "one a head"])
+@pytest.mark.parametrize(
+    "placements", [*PLACEMENTS, [LAST], [R, LAST], [LAST, SEQ], [HEADS, LAST]], ids=str
+)
+def test_qk_norm_weights_have_whole_gradients(placements, lead):
+    weights = [sample(*x, 16, grad=True) for x in lead]
+    sharded = [spread(x.detach(), [Shard(0)] * len(placements)).requires_grad_() for x in weights]
+    for there in ([x.detach().clone().requires_grad_() for x in weights], sharded):
+        moved = None if LAST in placements or there is sharded else 0
+        check(placements, normalize, weights, there, moved=(moved, None))
 
 
-@case(2, 4)
-def heads_that_are_cut_are_gathered(mesh):
-    # One for q and one for k, and to take one's own part of the result is a slice.
-    more = [Shard(1)] * (mesh.ndim - 1)
-    check(mesh, [*more, Shard(3)], POSITIONS, POSITIONS, rope=RoPE(), forward=2, backward=2)
+def normalize(q, k, *weights):
+    return ROPE.apply(q, k, POSITIONS, norm=QKNorm(*weights))
 
 
-@case(2)
-def sums_stay_sums(mesh):
-    for kind in ("sum", "avg"):
-        mine = sample(4, TOKENS, 4, 16, seed=dist.get_rank()).requires_grad_()
-        x = DTensor.from_local(mine, mesh, [Partial(kind)]).detach().requires_grad_()
-        weights = distribute_tensor(Q, mesh, [R])
-        with collectives(0):
-            y = ROPE.rotate(x, POSITIONS)
-            y.backward(weights)
-        assert y.placements == (Partial(kind),)
-        # Two roundings more than in one process: of each part, and of their sum.
-        expected = ROPE.rotate(x.full_tensor().detach(), POSITIONS)
-        torch.testing.assert_close(y.full_tensor(), expected, rtol=0, atol=2e-6)
-        same(x.grad, ROPE.unrotate(Q, POSITIONS), [R])
-    for kind in ("max", "product"):
-        x = DTensor.from_local(Q, mesh, [Partial(kind)])
-        with refuses(RopeError, "x has the placement", kind, "x.redistribute"):
-            ROPE.rotate(x)
-    with refuses(RopeError, "x has the placement", "norms are not linear"):
-        ROPE.rotate(DTensor.from_local(Q, mesh, [Partial()]), norm=(None, 1e-6))
+@every_placement
+def test_positions_that_learn_have_whole_gradients(placements):
+    positions = torch.linspace(0.25, 50.25, TOKENS, dtype=torch.float64, requires_grad=True)
+    replicated = [R] * len(placements)
+    for k in (None, replicated):
+        plain = positions.detach().clone().requires_grad_()
+        known = spread(positions.detach(), replicated).requires_grad_()
+        for there in (plain, known):
+            check(placements, apply, [positions], [there], k=k, dtype=torch.float64)
 
 
-@case(2)
-def other_functions(mesh):
-    for p in (R, Shard(0), Shard(1), Shard(2)):
-        x, other = distribute_tensor(Q, mesh, [p]), POSITIONS + 3
-        with collectives(0):
-            back = ROPE.unrotate(x, POSITIONS)
-            moved = ROPE.rerotate(x, POSITIONS, other, to=RoPE(layout="half", rotary_dim=12))
-            heads_first = x.transpose(1, 2)
-            turned = ROPE.rotate(heads_first, POSITIONS, axes="bhsd")
-        same(back, ROPE.unrotate(Q, POSITIONS), [p])
-        same(moved, ROPE.rerotate(Q, POSITIONS, other), [p])
-        expected = ROPE.rotate(Q.transpose(1, 2), POSITIONS, axes="bhsd")
-        same(turned, expected, heads_first.placements)
-        assert turned.stride() == expected.stride()
-        for positions in (POSITIONS, BATCHED):
-            tables = ROPE.cos_sin(positions, 16)
-            expected = rope_xp.apply_tables(Q, *tables, layout="half")
-            for cos_sin in (tables, [distribute_tensor(t, mesh, [R]) for t in tables]):
-                with collectives(0):
-                    y = rope_xp.apply_tables(x, *cos_sin, layout="half")
-                same(y, expected, [p])
-
-
-@case(2, 4)
-def tables_for_positions(mesh):
-    for first in (Shard(1), Shard(0), R):
-        p = [first, *[Shard(0)] * (mesh.ndim - 1)]
-        for options in ({}, {"dtype": torch.float64}, {"xp": torch}):
-            positions = distribute_tensor(BATCHED, mesh, p)
-            with collectives(0):
-                got = ROPE.cos_sin(positions, 16, **options)
-            for table, expected in zip(got, ROPE.cos_sin(BATCHED, 16, **options), strict=True):
-                same(table, expected, p)
-    axial = RoPE(position_axes=(0, 1, 0, 1))
-    positions = distribute_tensor(BATCHED[:2], mesh, [Shard(1)] * mesh.ndim)
+@pytest.mark.parametrize("kind", ["sum", "avg"])
+def test_rotate_keeps_partial_sums(kind):
+    mine = Q * (1 + PAIR.get_local_rank())
+    x = DTensor.from_local(mine, PAIR, [Partial(kind)]).detach().requires_grad_()
+    gradient = spread(Q, [R])
     with collectives(0):
-        got, _ = axial.cos_sin(positions, 8)
-    same(got, axial.cos_sin(BATCHED[:2], 8)[0], [Shard(0)] * mesh.ndim)
+        y = ROPE.rotate(x, POSITIONS)
+        y.backward(gradient)
+    # Two roundings more than in one process: of each part, and of their sum.
+    expected = ROPE.rotate(x.full_tensor().detach(), POSITIONS)
+    same(y.detach(), expected, [Partial(kind)], rtol=0, atol=4e-6)
+    same(x.grad, ROPE.unrotate(Q, POSITIONS), [R])
 
 
-@case(2, 4)
-def gradients_of_angles_are_complete(mesh):
-    where, x = torch.linspace(0.25, 50.25, TOKENS, dtype=torch.float64), Q.double()
-    expected = where.clone().requires_grad_()
-    (ROPE.rotate(x, expected) * x.flip(1)).sum().backward()
-    for p in one(mesh.ndim):
-        spread = distribute_tensor(x, mesh, p)
-        weights = distribute_tensor(x.flip(1), mesh, p)
-        plain = where.clone().requires_grad_()
-        known = distribute_tensor(where, mesh, [R] * mesh.ndim).requires_grad_()
-        for positions in (plain, known):
-            ROPE.rotate(spread, positions).backward(weights)
-        # Each is a sum over 4 * 4 * 6 products, in another order.
-        for got in (plain.grad, known.grad.full_tensor()):
-            torch.testing.assert_close(got, expected.grad, rtol=0, atol=1e-13)
+OTHER = RoPE(base=5e5, layout="half", rotary_dim=12)
+TABLES = [ROPE.cos_sin(positions, 16) for positions in (POSITIONS, BATCHED)]
+THERE = [[spread(t, [R]) for t in tables] for tables in TABLES]
+by_tables = partial(rope_xp.apply_tables, layout="half")
+CALLS = {
+    "unrotate": lambda x: ROPE.unrotate(x, POSITIONS),
+    "rerotate": lambda x: ROPE.rerotate(x, POSITIONS, POSITIONS + 3, to=OTHER),
+    "heads first": lambda x: ROPE.rotate(x.transpose(1, 2), POSITIONS, axes="bhsd").transpose(1, 2),
+    "tables": lambda x: by_tables(x, *TABLES[0]),
+    "tables of batches": lambda x: by_tables(x, *TABLES[1]),
+    "distributed tables": lambda x: by_tables(x, *(THERE if isinstance(x, DTensor) else TABLES)[1]),
+}
 
 
-@case(2)
-def in_place(mesh):
-    for p in (R, Shard(1), Shard(2)):
-        q, k = (distribute_tensor(x.clone(), mesh, [p]) for x in (Q, K))
-        empty = torch.empty_like(q)
-        assert ROPE.rotate(q, POSITIONS, out=empty) is empty
-        same(empty, ROPE.rotate(Q, POSITIONS), [p])
-        results = ROPE.apply(q, k, POSITIONS, out=(q, k))
-        assert results[0] is q
-        assert results[1] is k
-        for got, expected in zip((q, k), ROPE.apply(Q, K, POSITIONS), strict=True):
-            same(got, expected, [p])
-    x, w = distribute_tensor(Q, mesh, [Shard(1)]), distribute_tensor(Q, mesh, [Shard(1)])
-    y = w.requires_grad_() * x
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("placement", [R, BATCH, SEQ, HEADS], ids=str)
+def test_functions_of_distributed_arrays_equal_those_of_whole_arrays(call, placement):
+    x, expected = spread(Q, [placement]), CALLS[call](Q)
+    with collectives(0):
+        y = CALLS[call](x)
+    same(y, expected, [placement])
+    check_strides(y, expected)
+
+
+@pytest.mark.parametrize("placements", [[SEQ], [BATCH], [R], [SEQ, BATCH], [R, BATCH]], ids=str)
+@pytest.mark.parametrize("options", [{}, {"dtype": torch.float64}, {"xp": torch}])
+def test_cos_sin_is_distributed_as_positions(options, placements):
+    positions = spread(BATCHED, placements)
+    with collectives(0):
+        got = ROPE.cos_sin(positions, 16, **options)
+    for table, expected in zip(got, ROPE.cos_sin(BATCHED, 16, **options), strict=True):
+        same(table, expected, placements)
+
+
+def test_cos_sin_is_distributed_as_the_tokens_of_components():
+    rope = RoPE(position_axes=(0, 1, 0, 1))
+    got, _ = rope.cos_sin(spread(BATCHED[:2], [Shard(1), Shard(1)]), 8)
+    same(got, rope.cos_sin(BATCHED[:2], 8)[0], [Shard(0), Shard(0)])
+
+
+@pytest.mark.parametrize("placement", [R, SEQ, HEADS], ids=str)
+def test_out_takes_dtensors_and_autograd_notices(placement):
+    q, k = (spread(x.clone(), [placement]) for x in (Q, K))
+    empty = torch.empty_like(q)
+    assert ROPE.rotate(q, POSITIONS, out=empty) is empty
+    same(empty, ROPE.rotate(Q, POSITIONS), [placement])
+    product = spread(Q, [placement]).requires_grad_() * q
     with torch.no_grad():
-        ROPE.rotate(x, POSITIONS, out=x)
-    with refuses(RuntimeError, "modified by an inplace operation"):
-        y.sum().backward()
+        results = ROPE.apply(q, k, POSITIONS, out=(q, k))
+    assert results[0] is q
+    assert results[1] is k
+    for got, expected in zip((q, k), ROPE.apply(Q, K, POSITIONS), strict=True):
+        same(got, expected, [placement])
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()
 
 
-@case(2)
-def slots_take_local_shards(mesh):
-    """DTensors are rejected before anything is written, as slots are those of a whole cache."""
-    q, k, moved, slots = Q[:1, :3], K[:1, :3], POSITIONS[:3] + 1, [4, 2, 3]
-    for p, cache_p in ((R, R), (Shard(2), Shard(1))):
-        whole = sample(8, 2, 16, seed=2)
-        cache = distribute_tensor(whole.clone(), mesh, [cache_p])
-        spread_q, spread_k = (distribute_tensor(x, mesh, [p]) for x in (q, k))
-        for out in (cache, whole):
-            with refuses(RopeError, "slots= takes no torch DTensor arrays", "to_local()"):
-                ROPE.apply(spread_q, spread_k, moved, out=(None, out), slots=slots)
-        with refuses(RopeError, "slots= takes no torch DTensor arrays"):
-            ROPE.rerotate(cache, moved, moved + 1, axes="shd", slots=slots, out=cache)
-        with refuses(TypeError, "out[1] a torch DTensor array"):
-            ROPE.apply(q, k, moved, out=(None, cache), slots=slots)
-        same(cache, whole, [cache_p])
-        local = spread_q.to_local(), spread_k.to_local(), moved
-        ROPE.apply(*local, out=(None, cache.to_local()), slots=slots)
-        same(cache, ROPE.apply(q, k, moved, out=(None, whole), slots=slots)[1], [cache_p])
+@pytest.mark.parametrize(("placement", "cached"), [(R, R), (HEADS, Shard(1))])
+def test_slots_take_local_shards_and_no_dtensors(placement, cached):
+    q, k, moved, slots = Q[:1], Q[:1, :, :2], POSITIONS + 1, [4, 2, 3]
+    whole = sample(8, 2, 16)
+    cache = spread(whole.clone(), [cached])
+    q_there, k_there = (spread(x, [placement]) for x in (q, k))
+    refused = r"slots= takes no torch DTensor arrays.*to_local\(\)"
+    for out in (cache, whole):
+        with pytest.raises(RopeError, match=refused):
+            ROPE.apply(q_there, k_there, moved, out=(None, out), slots=slots)
+    with pytest.raises(RopeError, match=refused):
+        ROPE.rerotate(cache, moved, moved + 1, axes="shd", slots=slots, out=cache)
+    with pytest.raises(TypeError, match=r"out\[1\] a torch DTensor array"):
+        ROPE.apply(q, k, moved, out=(None, cache), slots=slots)
+    same(cache, whole, [cached])
+    local = q_there.to_local(), k_there.to_local(), moved
+    ROPE.apply(*local, out=(None, cache.to_local()), slots=slots)
+    same(cache, ROPE.apply(q, k, moved, out=(None, whole), slots=slots)[1], [cached])
 
 
-@case(2)
-def what_does_not_fit_is_refused(mesh):
-    cos, sin = ROPE.cos_sin(POSITIONS, 16)
-    q, other = distribute_tensor(Q, mesh, [Shard(1)]), DeviceMesh("cpu", [1, 0])
-    positions = distribute_tensor(POSITIONS, mesh, [Shard(0)])
-    far, cut = distribute_tensor(POSITIONS, other, [R]), distribute_tensor(Q, mesh, [Shard(3)])
-    far_k, far_sin = distribute_tensor(K, other, [Shard(1)]), distribute_tensor(sin, other, [R])
-    new, replica = torch.empty_like(q), distribute_tensor(Q, mesh, [R])
-    weight = distribute_tensor(sample(16), init_device_mesh("cpu", (1, 2)), [R, R])
-    leaf = q.detach().requires_grad_()
-    for error, message, call in (
-        (TypeError, "positions a torch DTensor array", lambda: ROPE.rotate(Q, positions)),
-        (RopeError, "k lies on", lambda: ROPE.apply(q, far_k)),
-        (RopeError, "k_positions lies on", lambda: ROPE.apply(q, q, POSITIONS, k_positions=far)),
-        (RopeError, "norm.q_weight lies on", lambda: ROPE.rotate(q, norm=(weight, 1e-6))),
-        (RopeError, "sin lies on", lambda: rope_xp.apply_tables(q, cos, far_sin)),
-        (TypeError, "out must be an array of torch DTensor", lambda: ROPE.rotate(q, out=Q.clone())),
-        (RopeError, "out has the placements", lambda: ROPE.rotate(q, out=replica)),
-        (RopeError, "out[1] overlaps q", lambda: ROPE.apply(q, new, out=(q.clone(), q))),
-        (RopeError, "out: x is sharded over head_dim", lambda: ROPE.rotate(cut, out=cut)),
-        (RopeError, "out: autograd cannot follow", lambda: ROPE.rotate(leaf, out=new)),
-    ):
-        with refuses(error, message):
-            call()
+Q_THERE, Q_CUT, FAR = spread(Q, [SEQ]), spread(Q, [LAST]), spread(POSITIONS, [R, R])
+FAR_WEIGHT = spread(sample(16), [R, R])
+LEARNED, NEW = spread(Q, [SEQ]).requires_grad_(), torch.empty_like(Q_THERE)
+COS, SIN = ROPE.cos_sin(POSITIONS, 16)
 
 
-@case(2)
-def paths(mesh):
-    q, k = (distribute_tensor(x, mesh, [Shard(1)]) for x in (Q, K))
-    cut = distribute_tensor(Q, mesh, [Shard(3)])
-    weight = distribute_tensor(sample(16), mesh, [Shard(0)])
+def of_sums(kind, **options):
+    return ROPE.rotate(DTensor.from_local(Q, PAIR, [Partial(kind)]), **options)
+
+
+@pytest.mark.parametrize(
+    ("message", "call"),
+    [
+        ("positions a torch DTensor array", lambda: ROPE.rotate(Q, OVER_TOKENS)),
+        ("k lies on", lambda: ROPE.apply(Q_THERE, spread(K, [SEQ, R]))),
+        ("k_positions lies on", lambda: ROPE.apply(Q_THERE, Q_THERE, POSITIONS, k_positions=FAR)),
+        ("norm.q_weight lies on", lambda: ROPE.rotate(Q_THERE, norm=(FAR_WEIGHT, 1e-6))),
+        ("sin lies on", lambda: rope_xp.apply_tables(Q_THERE, COS, spread(SIN, [R, R]))),
+        ("out must be an array of torch DTensor", lambda: ROPE.rotate(Q_THERE, out=Q.clone())),
+        ("out has the placements", lambda: ROPE.rotate(Q_THERE, out=spread(Q, [R]))),
+        (r"out\[1\] overlaps q", lambda: ROPE.apply(Q_THERE, NEW, out=(NEW.clone(), Q_THERE))),
+        ("out: x is sharded over head_dim", lambda: ROPE.rotate(Q_CUT, out=Q_CUT)),
+        ("out: autograd cannot follow", lambda: ROPE.rotate(LEARNED, out=NEW)),
+        ("x has the placement .*max.* x.redistribute", lambda: of_sums("max")),
+        ("x has the placement .*product.* x.redistribute", lambda: of_sums("product")),
+        ("x has the placement .*norms are not linear", lambda: of_sums("sum", norm=(None, 1e-6))),
+    ],
+)
+def test_dtensors_that_do_not_fit_are_refused(message, call):
+    with pytest.raises((RopeError, TypeError), match=message):
+        call()
+
+
+def test_explain_communicates_nothing_and_names_the_path_of_shards():
+    k, weight = spread(K, [SEQ]), spread(sample(16), [Shard(0)])
     if dist.get_rank() == 0:  # the others are not waited for
-        assert rope_xp.explain(q, k, norm=QKNorm(weight, weight)).path == "native"
-        assert rope_xp.explain(q, k, POSITIONS).library == "torch DTensor"
+        assert rope_xp.explain(Q_THERE, k, norm=QKNorm(weight, weight)).path == "native"
         size = {"shape": (TOKENS,), "stride": (1,)}
-        alone = DTensor.from_local(POSITIONS[:4], mesh, [Shard(0)], **size)
-        assert rope_xp.explain(cut, cut, alone).path
+        alone = DTensor.from_local(POSITIONS[:2], PAIR, [Shard(0)], **size)
+        assert rope_xp.explain(Q_CUT, Q_CUT, alone).path
     with rope_xp.use_path("portable"):
-        assert rope_xp.explain(q, k).path == "portable"
-        check(mesh, [Shard(1)], POSITIONS, POSITIONS)
+        assert rope_xp.explain(Q_THERE, k).path == "portable"
+        check([SEQ], apply, [POSITIONS])
 
 
-@case(4)
-def parts_that_are_empty(mesh):
-    line, x = init_device_mesh("cpu", (4,)), sample(2, 3, 1, 16)
-    for p in (Shard(0), Shard(1), Shard(2)):
-        spread = distribute_tensor(x, line, [p]).requires_grad_()
-        for positions in (POSITIONS[:3], POSITIONS[None, :1], None):
-            y, expected = ROPE.rotate(spread, positions), ROPE.rotate(x, positions)
-            same(y, expected, [p])
-            (gradient,) = torch.autograd.grad(y, spread, y.detach())
-            same(gradient, ROPE.unrotate(expected, positions), [p])
-
-
-@case(4)
-def processes_outside_the_mesh(mesh):
+def test_processes_outside_the_mesh_have_empty_shards():
     half = DeviceMesh("cpu", [0, 1])
-    x = distribute_tensor(Q, half, [Shard(1)])
-    y = ROPE.rotate(x, POSITIONS)
+    y = ROPE.rotate(distribute_tensor(Q, half, [SEQ]), POSITIONS)
     cos, _ = ROPE.cos_sin(distribute_tensor(POSITIONS, half, [Shard(0)]), 16)
-    assert (y.shape, y.placements) == (Q.shape, (Shard(1),))
+    assert (y.shape, y.placements) == (Q.shape, (SEQ,))
     assert (cos.shape, cos.placements) == ((TOKENS, 6), (Shard(0),))
     if dist.get_rank() < 2:
-        same(y, ROPE.rotate(Q, POSITIONS), [Shard(1)])
-        same(cos, ROPE.cos_sin(POSITIONS, 16)[0], [Shard(0)])
+        same(y, ROPE.rotate(Q, POSITIONS), [SEQ])
+        same(cos, COS, [Shard(0)])
     else:
         assert y.to_local().numel() == cos.to_local().numel() == 0
 
 
-@case(2)
-def compiled(mesh):
-    over_tokens = distribute_tensor(POSITIONS, mesh, [Shard(0)])
-    for p, positions, moved in ((Shard(1), POSITIONS, False), (Shard(2), over_tokens, True)):
-        graphs = []
-        torch._dynamo.reset()
-        apply = torch.compile(ROPE.apply, fullgraph=True, backend=recording(graphs))
-        check(mesh, [p], positions, POSITIONS, function=apply)
-        assert len(graphs) == 2  # forward and backward
-        assert any("_c10d_functional" in name for graph in graphs for name in graph) == moved
-    with refuses(Exception, "a compiler cannot follow out= of DTensors"):
-        x = distribute_tensor(Q, mesh, [Shard(1)])
-        torch.compile(lambda x: ROPE.rotate(x, out=x), fullgraph=True, backend="eager")(x)
+@pytest.mark.parametrize(
+    ("placement", "positions", "moved"),
+    [(SEQ, POSITIONS, False), (HEADS, OVER_TOKENS, True)],
+)
+def test_compiled_apply_is_one_graph_and_moves_what_eager_moves(placement, positions, moved):
+    graphs = []
+    torch._dynamo.reset()
+    compiled = torch.compile(ROPE.apply, fullgraph=True, backend=recording(graphs))
+    check([placement], compiled, [POSITIONS], [positions], moved=(None, None))
+    assert len(graphs) == 4  # forward and backward, of tensors and of DTensors
+    assert any("_c10d_functional" in name for graph in graphs for name in graph) == moved
 
 
-if __name__ == "__main__":
-    run(*sys.argv[1:])
+def test_compiled_out_of_dtensors_is_refused():
+    compiled = torch.compile(lambda x: ROPE.rotate(x, out=x), fullgraph=True, backend="eager")
+    with pytest.raises(Exception, match="a compiler cannot follow out= of DTensors"):
+        compiled(Q_THERE)

@@ -11,8 +11,17 @@ def table(*shape, dtype=torch.float32):
     return torch.ones(shape, dtype=dtype)
 
 
-LOW, HIGH, POSITIONS = table(2048, 8), table(513, 8), torch.arange(3)
-LOOKUP = {"positions": POSITIONS, "table": LOW, "table_2": LOW, "table_3": HIGH}
+LOW, POSITIONS = table(2048, 8), torch.arange(3)
+LOOKUP = {"positions": POSITIONS, "table": LOW, "table_2": LOW, "table_3": table(513, 8)}
+AXES = {"positions": torch.zeros(3, 2).long()}  # of two components
+NAMES = ("positions", "part", "table", "table_2", "table_3", "frequencies", "components")
+PLAIN = {"x": torch.ones(1, 3, 2, 8), **dict.fromkeys(NAMES), "axes": "bshd", "layout": "half"}
+PLAIN |= {"offset": 0, "inverse": False, "table": table(3, 4), "table_2": table(3, 4)}
+
+
+@pytest.fixture(autouse=True)
+def _operators():
+    RoPE().rotate(torch.ones(3, 2, 8))  # which registers them
 
 
 @pytest.mark.parametrize(
@@ -38,43 +47,34 @@ LOOKUP = {"positions": POSITIONS, "table": LOW, "table_2": LOW, "table_3": HIGH}
     ],
     ids=lambda wrong: ", ".join(wrong),
 )
-def test_arguments_that_would_leave_memory_are_refused(wrong):
-    RoPE().rotate(torch.ones(3, 2, 8))  # which registers the operators
-    names = ("positions", "part", "table", "table_2", "table_3", "frequencies", "components")
-    arguments = {"x": torch.ones(1, 3, 2, 8), **dict.fromkeys(names), "axes": "bshd"}
-    arguments |= {"layout": "half", "offset": 0, "inverse": False}
-    arguments |= {"table": table(3, 4), "table_2": table(3, 4)}
-    torch.ops.rope_xp.rotate(*arguments.values())
+def test_rotate_operator_refuses_arguments_that_would_leave_memory(wrong):
+    for right in (PLAIN, PLAIN | LOOKUP):
+        torch.ops.rope_xp.rotate(*right.values())
     with pytest.raises((RopeError, NotImplementedError)):
-        torch.ops.rope_xp.rotate(*(arguments | wrong).values())
+        torch.ops.rope_xp.rotate(*(PLAIN | wrong).values())
 
 
-def test_results_that_overlap_what_the_operator_reads_are_refused():
-    memory = torch.ones(1, 4, 2, 8)
-    plain = None, None, table(3, 4), table(3, 4), None, None, None, "bshd", "half", 0, False
+@pytest.mark.parametrize("component", [2, -1])
+def test_rotate_operator_refuses_components_beyond_those_of_positions(component):
+    wrong = PLAIN | LOOKUP | AXES | {"components": torch.full((4,), component).int()}
+    with pytest.raises(RopeError, match="components must be indices below 2"):
+        torch.ops.rope_xp.rotate(*wrong.values())
+
+
+def test_rotate_out_operator_refuses_results_that_overlap_what_it_reads():
+    memory, (_, *rest) = torch.ones(1, 4, 2, 8), PLAIN.values()
     with pytest.raises(RopeError, match="out overlaps x"):
-        torch.ops.rope_xp.rotate_out([memory[:, 1:]], [memory[:, :3]], *plain)
+        torch.ops.rope_xp.rotate_out([memory[:, 1:]], [memory[:, :3]], *rest)
     assert (memory == 1).all()
-
-
-def test_components_beyond_those_of_positions_are_refused():
-    RoPE().rotate(torch.ones(3, 2, 8))  # which registers the operators
-    lookup = torch.zeros(3, 2).long(), None, LOW, LOW, HIGH, None
-    for component in (2, -1):
-        components = torch.full((4,), component).int()
-        with pytest.raises(RopeError, match="components must be indices below 2"):
-            torch.ops.rope_xp.rotate(
-                torch.ones(1, 3, 2, 8), *lookup, components, "bshd", "half", 0, False
-            )
 
 
 @pytest.mark.parametrize("rows", [(), (2,)])
 @pytest.mark.parametrize("in_place", [False, True])
 def test_weights_that_learn_are_refused_with_out(rows, in_place):
-    x, weight = torch.randn(1, 3, 2, 8), torch.ones(*rows, 8, requires_grad=True)
-    out = (x, x.clone()) if in_place else (torch.empty_like(x), torch.empty_like(x))
-    for _ in range(3):
-        with pytest.raises(RopeError, match=r"out\[0\], with norm.q_weight: autograd cannot"):
-            RoPE().apply(x, out[1] if in_place else x, norm=QKNorm(weight, weight), out=out)
+    q, k, weight = table(1, 3, 2, 8), table(1, 3, 2, 8), table(*rows, 8).requires_grad_()
+    out = (q, k) if in_place else (torch.empty_like(q), torch.empty_like(k))
+    norm = QKNorm(weight, weight)
+    with pytest.raises(RopeError, match=r"out\[0\], with norm.q_weight: autograd cannot"):
+        RoPE().apply(q, k, norm=norm, out=out)
     with torch.no_grad():
-        RoPE().apply(x, out[1] if in_place else x, norm=QKNorm(weight, weight), out=out)
+        RoPE().apply(q, k, norm=norm, out=out)
