@@ -52,7 +52,9 @@ class Distributed(Torch):
         tables = _PLAIN.cos_sin(dtensor_angles.local_lookup(lookup, whole, tuple(placements)))
         placements = [Shard(p.dim - lead) if p.is_shard() else p for p in placements]
         shape = torch.Size((*whole.shape[lead:], tables[0].shape[-1]))
-        cos, sin = (_from_local(t, whole.device_mesh, placements, shape) for t in tables)
+        cos, sin = (
+            _from_local(t, t.stride(), whole.device_mesh, placements, shape) for t in tables
+        )
         return cos, sin
 
 
@@ -82,7 +84,7 @@ class DTensorExecutor:
         results: Tensors = ()
         local_results = run(Call(_PLAIN, local, angles, None, call.spec, weights))
         for x, gathered, local_y in zip(call.arrays, arrays, local_results, strict=True):
-            y = _from_local(local_y, x.device_mesh, gathered.placements, x.shape)
+            y = _from_local(local_y, x.stride(), x.device_mesh, gathered.placements, x.shape)
             results += (y.redistribute(placements=x.placements) if _has_split_heads(x) else y,)
         return results
 
@@ -106,17 +108,23 @@ def _has_split_heads(x: Any) -> bool:
     return any(p.is_shard(x.ndim - 1) for p in x.placements)
 
 
-def _from_local(y: torch.Tensor, mesh: Any, placements: Any, shape: torch.Size) -> DTensor:
-    return DTensor.from_local(y, mesh, placements, shape=shape, stride=_nested_strides(y, shape))
+def _from_local(
+    y: torch.Tensor, like: tuple[int, ...], mesh: Any, placements: Any, shape: torch.Size
+) -> DTensor:
+    strides = _nest_strides(like, shape)
+    return DTensor.from_local(y, mesh, placements, shape=shape, stride=strides)
 
 
-def _nested_strides(part: torch.Tensor, shape: torch.Size) -> tuple[int, ...]:
-    """Return the strides of a dense tensor of this shape whose axes nest as those of its shard."""
+def _nest_strides(like: tuple[int, ...], shape: torch.Size) -> tuple[int, ...]:
+    """Return the strides of a dense tensor of this shape whose axes nest as others do.
+
+    Not as those of a shard, where an axis of length 1 has any place: all processes must agree.
+    """
     # Where strides are equal an axis has length 1, and the order is that of a contiguous tensor.
     order: list[int] = []
     for axis in range(len(shape)):  # insertion sort, as a compiler sorts no symbols
         place = len(order)
-        while place > 0 and part.stride(order[place - 1]) < part.stride(axis):
+        while place > 0 and like[order[place - 1]] < like[axis]:
             place -= 1
         order.insert(place, axis)
     strides, step = [0] * len(shape), 1
