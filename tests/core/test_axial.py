@@ -1,7 +1,6 @@
 """Sections of unequal length, a base for each axis, and RIFLEx: against mpmath and single ropes."""
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -9,21 +8,19 @@ from support.oracles import exact_frequencies, pair_indices, rotate_complex, tru
 from support.targets import rows
 
 from rope_xp import RoPE, positions
-from rope_xp.scaling import Axial, RIFLEx
+from rope_xp.scaling import Axial, Linear, RIFLEx
 
-# Flux, Wan at head_dim 128, Cosmos with its bases, sections that are partial, four axes.
-CASES: tuple[tuple[tuple[int, ...], tuple[float, ...] | None, str], ...] = (
-    ((16, 56, 56), None, "blocks"),
-    ((44, 42, 42), None, "blocks"),
-    ((44, 42, 42), (20676.6, 10000.0, 5000.0), "blocks"),
-    ((6, 10), (256.0, 1000.0), "alternating"),
-    ((8, 2, 4, 2), None, "alternating"),
+
+@pytest.mark.parametrize(
+    ("sections", "bases", "order"),
+    [
+        ((44, 42, 42), (20676.6, 10000.0, 5000.0), "blocks"),  # Cosmos
+        ((6, 10), (256.0, 1000.0), "alternating"),
+        ((8, 2, 4, 2), None, "alternating"),
+    ],
 )
-
-
-@pytest.mark.parametrize(("sections", "bases", "order"), CASES)
 def test_axial_pairs_have_the_frequency_and_axis_of_their_section(sections, bases, order):
-    options: dict[str, Any] = {"bases": bases, "order": order, "base": 777.0}
+    options = {"bases": bases, "order": order, "base": 777.0}
     rope = RoPE.axial(sections, **options)
     bases = bases or (777.0,) * len(sections)
     series = [list(exact_frequencies(b, n)) for b, n in zip(bases, sections, strict=True)]
@@ -59,29 +56,17 @@ def test_each_section_is_rotated_as_by_a_rope_of_its_own(backend, layout):
     np.testing.assert_allclose(rotated, expected, rtol=0, atol=3e-6)
 
 
-# --- RIFLEx changes one frequency of one axis ----------------------------------------------------
-
-
-def reference(dim: int, base: float, k: int, length: int) -> list[float]:
-    """Return the frequencies of the paper's code for frames, spelled out."""
-    frequencies = [base ** (-2 * i / dim) for i in range(dim // 2)]
-    frequencies[k - 1] = 0.9 * 2 * math.pi / length
-    return frequencies
-
-
-@pytest.mark.parametrize(("k", "length"), [(1, 10), (4, 42), (8, 130)])
-def test_riflex_slows_one_frequency_of_frames_alone(k, length):
-    scaling = Axial(sections=(16, 56, 56))  # HunyuanVideo, of base 256
-    result = RIFLEx(k, length, scaling).frequencies(256.0, 128)
-    np.testing.assert_allclose(result[:8], reference(16, 256.0, k, length), rtol=1e-14)
-    assert np.array_equal(result[8:], scaling.frequencies(256.0, 128)[8:])
-    alone = RIFLEx(k, length).frequencies(1e4, 16)
-    np.testing.assert_allclose(alone, reference(16, 1e4, k, length), rtol=1e-14)
-
-
-def test_riflex_finds_the_axis_among_alternating_pairs():
-    scaling = Axial(sections=(4, 8), order="alternating")
-    before, after = scaling.frequencies(1e4, 12), RIFLEx(3, 9, scaling, axis=1).frequencies(1e4, 12)
-    (changed,) = np.flatnonzero(before != after)
-    assert changed == 4  # frame, row, frame, row, row, row
-    assert after[changed] == 0.9 * 2 * math.pi / 9
+@pytest.mark.parametrize(
+    ("riflex", "changed"),
+    [
+        (RIFLEx(4, 42), 3),
+        (RIFLEx(8, 42, Axial(sections=(16, 56, 56))), 7),  # HunyuanVideo
+        # frame, row, frame, row, row, row
+        (RIFLEx(3, 42, Axial(sections=(4, 8), order="alternating"), axis=1), 4),
+    ],
+)
+def test_riflex_slows_one_frequency_of_one_axis_alone(riflex, changed):
+    r = 12 if riflex.axis else 128
+    expected = (riflex.scaling or Linear(1.0)).frequencies(256.0, r).copy()
+    expected[changed] = 0.9 * 2 * math.pi / 42  # as in the code of the paper
+    np.testing.assert_allclose(riflex.frequencies(256.0, r), expected, rtol=1e-14)

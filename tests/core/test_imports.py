@@ -4,46 +4,27 @@ import pytest
 from support.cases import slow
 from support.programs import run
 
-FRAMEWORKS = (
-    *("torch", "jax", "cupy", "numba", "triton", "dask", "matplotlib", "onnx"),
-    *("flax", "equinox", "keras"),
-)
+HEAVY = "importlib_metadata email zipfile asyncio argparse json unittest array_api_compat"
+FRAMEWORKS = "torch jax cupy numba triton dask matplotlib onnx flax equinox keras torch._dynamo"
 
 
 def python(code: str, *flags: str) -> list[str]:
     return run("-W", "error", *flags, "-c", code).splitlines()
 
 
-@pytest.mark.parametrize("flags", [slow(()), ("-OO",)])
-def test_import_and_the_first_call_bring_no_framework(flags):
+@pytest.mark.parametrize(("library", "flags"), [("numpy", ("-OO",)), slow("torch", ())])
+def test_import_and_calls_bring_no_library_but_that_of_their_arrays(library, flags):
     """import takes 50 ms beyond numpy at most, which asv_benchmarks/imports.py times."""
+    pytest.importorskip(library)
     lines = python(
-        "import sys, numpy as np; before = set(sys.modules); import rope_xp\n"
-        "print(*sorted({m.partition('.')[0] for m in set(sys.modules) - before}))\n"
-        "q = np.ones((1, 2, 3, 4), np.float32)\n"
-        f"found = lambda: [m for m in {FRAMEWORKS!r} if m in sys.modules]\n"
-        "rope_xp.explain(q, q); rope_xp.RoPE().frequencies(4); print(found())\n"
-        "rope_xp.apply(q, q, [5, 6]); print(found())",
+        f"import sys, {library} as xp; before = set(sys.modules); import rope_xp\n"
+        "new = lambda names: [m for m in names.split() if m in set(sys.modules) - before]\n"
+        f"print(new({HEAVY!r})); q = xp.ones((1, 2, 3, 4), dtype=xp.float32)\n"
+        "rope_xp.explain(q, q); rope_xp.RoPE().frequencies(4)\n"
+        f"print(type(rope_xp.apply(q, q, [5, 6])[0]) is type(q), new({FRAMEWORKS!r}))",
         *flags,
     )
-    heavy = {"importlib_metadata", "email", "zipfile", "asyncio", "argparse", "json", "unittest"}
-    heavy |= {"array_api_compat"}  # the first array that asks for it brings it
-    assert "rope_xp" in lines[0].split()
-    assert not set(lines[0].split()) & heavy
-    assert lines[1:] == ["[]", "[]"]
-
-
-@pytest.mark.slow  # a process that imports torch
-def test_arrays_of_a_library_imported_later_bring_no_other():
-    pytest.importorskip("torch")
-    modules = ("rope_xp_backends.gpu.triton_kernel", "torch._dynamo", "torch._inductor")
-    modules += FRAMEWORKS
-    lines = python(
-        f"import rope_xp, sys, torch; x = torch.ones(2, 3, 4); before = set(sys.modules)\n"
-        "assert type(rope_xp.RoPE().rotate(x)) is type(x)\n"
-        f"print([m for m in set(sys.modules) - before if m in {modules!r}])"
-    )
-    assert lines == ["[]"]
+    assert lines == ["[]", "True []"]
 
 
 @pytest.mark.slow  # torch.compile takes seconds

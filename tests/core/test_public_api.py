@@ -5,11 +5,9 @@ import importlib.metadata
 import inspect
 import operator
 import pickle
-import re
 import tomllib
 from dataclasses import FrozenInstanceError, fields, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,7 +16,6 @@ from rope_xp import RoPE
 from rope_xp._core import versions
 from rope_xp._dispatch.libraries import LIBRARIES
 
-ROOT = Path(__file__).parents[2]
 SIGNATURES = {
     "apply": "q, k, positions=None, rope=None, *, axes=None, k_positions=None, out=None, "
     "slots=None, cache_axes=None, norm=None, **options",
@@ -56,17 +53,6 @@ SIGNATURES = {
     "Angles.apply": "self, q, k, *, axes=None, out=None, slots=None, cache_axes=None, norm=None",
     "Angles.rotate": "self, x, *, axes=None, out=None, norm=None",
     "Angles.unrotate": "self, x, *, axes=None, out=None",
-    "scaling.Linear": "factor",
-    "scaling.NTK": "factor",
-    "scaling.DynamicNTK": "factor, max_position_embeddings, length=None",
-    "scaling.YaRN": "factor, original_max_position_embeddings, beta_fast=32.0, beta_slow=1.0, "
-    "attention_factor=None, mscale=None, mscale_all_dim=None, truncate=True",
-    "scaling.LongRoPE": "short_factor, long_factor, original_max_position_embeddings, "
-    "factor=None, attention_factor=None, max_position_embeddings=None, length=None",
-    "scaling.Llama3": "factor, low_freq_factor, high_freq_factor, original_max_position_embeddings",
-    "scaling.Proportional": "partial_rotary_factor=1.0, factor=1.0",
-    "scaling.Axial": "axes=2, order='blocks', sections=None, bases=None",
-    "scaling.RIFLEx": "k, length, scaling=None, axis=0, share=0.9",
     "from_hf_config": "config, *, layout=None",
     "plan": "config, *, layout=None",
     "to_hf_config": "rope, config",
@@ -74,13 +60,9 @@ SIGNATURES = {
 }
 
 
-def get_public(name: str) -> Any:
-    return operator.attrgetter(name)(rope_xp)
-
-
 @pytest.mark.parametrize("name", SIGNATURES)
 def test_signatures_are_those_agreed(name):
-    parameters = inspect.signature(get_public(name)).parameters.values()
+    parameters = inspect.signature(operator.attrgetter(name)(rope_xp)).parameters.values()
     bare = [p.replace(annotation=inspect.Parameter.empty) for p in parameters]
     assert str(inspect.Signature(bare))[1:-1] == SIGNATURES[name]
 
@@ -109,47 +91,26 @@ def test_the_version_is_that_of_the_package():
     assert rope_xp.__version__ == importlib.metadata.version("rope-xp")
 
 
-METHODS = {f"RoPE.{m}" for m in MEMBERS.split()[:4]} | {"RoPE.cos_sin", "RoPE.at", "RoPE.table"}
-
-
-@pytest.mark.parametrize("name", SIGNATURES)
-def test_docstrings_have_examples_and_describe_all_parameters(name):
-    doc = inspect.getdoc(get_public(name))
-    assert doc
-    assert ">>>" in doc or name == "RoPE.apply"  # which points to apply
-    if name in METHODS:
-        assert all(f"\n{section}\n---" in doc for section in ("Parameters", "Returns", "Examples"))
-        lines = re.findall(r"^([\w, ]+?)(?: :.*)?$", doc, re.MULTILINE)
-        described = {word for line in lines for word in line.split(", ")}
-        assert set(inspect.signature(get_public(name)).parameters) - {"self"} <= described
-
-
 def test_a_rope_can_be_compared_hashed_copied_and_pickled():
     part, linear = {"rotary_dim": 64, "rotary_offset": -64}, rope_xp.scaling.Linear(2.0)
     rope = RoPE(base=5e5, layout="half", scaling=linear, position_axes=(0, 1) * 16, **part)
-    assert rope == replace(rope)
-    assert hash(rope) == hash(replace(rope))
     assert rope != replace(rope, base=1e4)
-    assert pickle.loads(pickle.dumps(rope)) == rope
-    assert copy.deepcopy(rope) == rope
+    for copied in (replace(rope), pickle.loads(pickle.dumps(rope)), copy.deepcopy(rope)):
+        assert copied == rope
+        assert hash(copied) == hash(rope)
     with pytest.raises(FrozenInstanceError):
         rope.base = 1.0
     assert RoPE() == RoPE(base=10000)
     assert eval(repr(rope), {"RoPE": RoPE, "Linear": rope_xp.scaling.Linear}) == rope
 
 
-OF_DEVELOPERS = ("test", "gpu-test", "bench", "docs")
-
-
 def test_extras_have_the_lower_bounds_that_are_checked():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    every = [*project["dependencies"], *(d for listed in extras.values() for d in listed)]
-    required = [d.partition(";")[0] for d in every]
-    assert all(">=" in d and "==" not in d for d in required)  # lower bounds alone
-    of_users = [d for name, listed in extras.items() if name not in OF_DEVELOPERS for d in listed]
-    lowest = dict(d.partition("[")[0].split(">=") for d in of_users if "[" not in d)
+    assert {library.extra for library in LIBRARIES if library.extra} <= set(extras)
+    developers = {"test", "gpu-test", "bench", "docs"}
+    of_users = [d for name in extras.keys() - developers for d in extras[name] if "[" not in d]
+    lowest = dict(d.split(">=") for d in of_users)
     shared = set(lowest) & set(versions.LOWEST)
     assert shared >= {"torch", "jax", "transformers"}
     assert all(lowest[name] == versions.LOWEST[name] for name in shared)
-    assert {library.extra for library in LIBRARIES if library.extra} <= set(extras)

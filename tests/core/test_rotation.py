@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from support import oracles
-from support.equality import LAYOUTS
+from support.equality import LAYOUTS, check_result
 from support.rules import Temperature
 from support.targets import numpy_dtype, truth
 
@@ -13,8 +13,7 @@ from rope_xp import RoPE
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("offset", [0, 3])
-def test_rotations_equal_complex_numbers(backend, layout, offset):
-    rng = np.random.default_rng(3)
+def test_rotate_equals_complex_multiplication(backend, layout, offset, rng):
     x = rng.standard_normal((2, 50, 3, 20), np.float32)
     rope = RoPE(layout=layout, rotary_dim=16, rotary_offset=offset, base=5e5)
     positions = rng.integers(0, 1 << 22, 50)
@@ -26,9 +25,8 @@ def test_rotations_equal_complex_numbers(backend, layout, offset):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_rotations_by_given_tables_are_within_two_ulp(backend, layout):
+def test_apply_tables_is_within_two_ulp(backend, layout, rng):
     """Bound: two products and their sum, each rounded: 2 ulp of max(|x1|, |x2|)."""
-    rng = np.random.default_rng(5)
     x = (rng.standard_normal((40, 30, 64)) * 10.0 ** rng.integers(-6, 6, (40, 30, 64))).astype("f4")
     cos, sin = RoPE().cos_sin(rng.integers(0, 1 << 30, 40), 64)
     rotated = backend.run(
@@ -43,13 +41,11 @@ def test_rotations_by_given_tables_are_within_two_ulp(backend, layout):
     assert oracles.ulps(backend.back(rotated), exact, x, layout) <= 2
 
 
-@pytest.mark.parametrize("part", [(None, 0), (2, 1), (6, 0), (8, -8), (8, 2)])
+@pytest.mark.parametrize("part", [(None, 0), (2, 1), (8, -8)])
 @pytest.mark.parametrize("layout", LAYOUTS[:2])
-@pytest.mark.parametrize("base", [100.0, 1e4, 1e7])
-def test_scores_depend_on_the_difference_alone(base, layout, part):
+def test_scores_depend_on_the_difference_of_positions_alone(layout, part, rng):
     """R(m)^T R(n) = R(n - m), arXiv 2104.09864, eq. 16, and R(-m) = R(m)^T."""
-    rng = np.random.default_rng(0)
-    rope = RoPE(base=base, layout=layout, rotary_dim=part[0], rotary_offset=part[1])
+    rope = RoPE(base=100.0, layout=layout, rotary_dim=part[0], rotary_offset=part[1])
     q, k = rng.uniform(-1, 1, (2, 8, 3, 10)).astype(np.float32)
     m, n = rng.integers(-(2**29), 2**29, (2, 8))
     at_m = rope.rotate(q, m)
@@ -74,41 +70,26 @@ def test_numbers_of_16_bits_are_rounded_once(backend, dtype):
     x = np.resize(every, (1024, 1, 64))
     rope, positions = RoPE(), np.arange(1024) * 997
     single = truth(rope.rotate, x.astype(np.float32), positions)
-    rotated = backend.back(backend.run(lambda x: rope.rotate(x, positions), backend.make(x)))
-    expected = single.astype(kind)
-    if backend.ulps == 0:
-        np.testing.assert_array_equal(rotated.view(np.uint16), expected.view(np.uint16))
-    else:
-        # Fused multiply-add moves the float32 value a little: at a tie that rounds the other way.
-        # Where x1 cos a and x2 sin a cancel, it is a little of |x1| and no longer of the result.
-        pairs = np.abs(x.astype(np.float32)).reshape(1024, 1, 32, 2).max(-1)
-        compared = np.abs(single) > np.repeat(pairs, 2, axis=-1) / 64
-        compared &= np.abs(single) > np.finfo(np.float16).tiny
-        steps = rotated.view(np.int16).astype(int) - expected.view(np.int16).astype(int)
-        assert np.abs(steps[compared]).max() <= 1
-        assert (steps[compared] != 0).mean() < 0.001
+    rotated = backend.run(lambda x: rope.rotate(x, positions), backend.make(x))
+    check_result(backend, rotated, single.astype(kind), x)
 
 
 def test_nan_and_infinity_pass_through(backend):
-    x = np.ones((1, 2, 8), np.float32)
-    x[0, 0, 0], x[0, 1, 2] = np.nan, np.inf
+    x = np.ones((1, 1, 8), np.float32)
+    x[..., 0], x[..., 2] = np.nan, np.inf
     with np.errstate(invalid="ignore"):
-        rotated = backend.back(backend.run(lambda x: RoPE().rotate(x, [1]), backend.make(x)))
-    assert np.isnan(rotated[0, 0, :2]).all()
-    assert np.isfinite(rotated[0, 0, 2:]).all()
-    assert np.isinf(rotated[0, 1, 2:4]).all()
-    assert np.isfinite(rotated[0, 1, 4:]).all()
-
-
-# --- attention factors ---------------------------------------------------------------------------
+        rotated = backend.back(backend.run(lambda x: RoPE().rotate(x, [1]), backend.make(x)))[0, 0]
+    assert np.isnan(rotated[:2]).all()
+    assert np.isinf(rotated[2:4]).all()
+    assert np.isfinite(rotated[4:]).all()
 
 
 @pytest.mark.parametrize("axes", [None, (0, 1, 2, 1, 0, 0, 2, 2)])
-def test_the_attention_factor_scales_once_and_is_undone(backend, axes):
+def test_the_attention_factor_scales_once_and_is_undone(backend, axes, rng):
     rope = RoPE(scaling=Temperature(1.0), layout="half", position_axes=axes)
     assert rope.attention_factor == 1.25
-    x = np.random.default_rng(2).standard_normal((9, 2, 16), np.float32)
-    positions = np.arange(9 if axes is None else 27).reshape(-1, 9) * 100_000
+    x = rng.standard_normal((9, 2, 16), np.float32)
+    positions = np.arange(27 if axes else 9).reshape(-1, 9) * 100_000
     angles = positions[list(axes or [0] * 8)].T * RoPE().frequencies(16)
     expected = oracles.rotate_complex(x, angles[:, None], "half", factor=1.25)
     positions = positions if axes else positions[0]
@@ -122,8 +103,7 @@ def test_the_attention_factor_scales_once_and_is_undone(backend, axes):
         np.testing.assert_allclose(np.hypot(*tables), 1.25, rtol=bound)
 
 
-def test_tables_of_any_dtype_are_used_in_the_precision_of_the_rotation(backend):
-    rng = np.random.default_rng(3)
+def test_apply_tables_widens_tables_to_the_precision_of_the_rotation(backend, rng):
     angles = rng.uniform(0, 6, (9, 4))
     cos, sin = np.cos(angles), np.sin(angles)
     bounds = {"float64": 1e-15, "float32": 5e-7, "float16": 2**-9, "bfloat16": 2**-6}
@@ -131,7 +111,6 @@ def test_tables_of_any_dtype_are_used_in_the_precision_of_the_rotation(backend):
         x = rng.standard_normal((9, 2, 8)).astype(numpy_dtype(dtype))
         expected = oracles.rotate_complex(x, angles[:, None], "interleaved")
         rotated = backend.back(rope_xp.apply_tables(backend.make(x), cos, sin))
-        assert rotated.dtype == x.dtype
         np.testing.assert_allclose(rotated.astype(float), expected, rtol=0, atol=bounds[dtype])
         # Tables of few bits are widened, not multiplied as they are.
         low = [t.astype(numpy_dtype(dtype)) for t in (cos, sin)]

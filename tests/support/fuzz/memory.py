@@ -1,7 +1,8 @@
-"""Arrays as they may lie in memory, and which of their elements are the same."""
+"""Arrays as they may lie in memory."""
 
 import importlib
 from dataclasses import dataclass
+from itertools import starmap
 
 import numpy as np
 
@@ -12,7 +13,7 @@ PAD = 4096  # bytes around an array, in which nothing may change, and for others
 
 @dataclass(frozen=True)
 class View:
-    """How an array lies in memory."""
+    """How an array lies in memory, and from which seed its numbers are."""
 
     dtype: str
     order: tuple[int, ...]  # its axes, the slowest first
@@ -20,11 +21,6 @@ class View:
     swapped: bool = False  # whether in the other byte order
     shift: int = 0  # bytes from an address that is aligned to everything
     seed: int = 0
-
-    def plain(self):
-        """Return the like for a library that knows no negative strides and no other bytes."""
-        steps, size = tuple(map(abs, self.steps)), numpy_dtype(self.dtype).itemsize
-        return View(self.dtype, self.order, steps, shift=self.shift * size, seed=self.seed)
 
 
 def as_torch(x):
@@ -71,20 +67,20 @@ def moved(memory, x, by, backwards):
 
 
 def addresses(x):
-    found = np.full(x.shape, x.__array_interface__["data"][0], np.int64)
-    for axis, (n, stride) in enumerate(zip(x.shape, x.strides, strict=True)):
-        found += (np.arange(n) * stride).reshape((-1,) + (1,) * (x.ndim - axis - 1))
-    return found
-
-
-def touched(x):
-    return (addresses(x)[..., None] + np.arange(x.itemsize)).ravel()
-
-
-def shares_with_itself(x):
-    own = touched(x)
-    return np.unique(own).size < own.size
+    offsets = np.tensordot(x.strides, np.indices(x.shape), 1) if x.ndim else 0
+    return x.__array_interface__["data"][0] + offsets
 
 
 def same_elements(x, y):
     return x.shape == y.shape and np.array_equal(addresses(x), addresses(y))
+
+
+def apart(targets, arrays):
+    """Return whether results can be written: to memory that is not read but in its own place."""
+    if any(np.unique(addresses(target)).size < target.size for target in targets):
+        return False
+    own = [*zip(targets, arrays, strict=True)]
+    others = [pair for pair in own if not same_elements(*pair)]
+    if len(own) == 2:
+        others += [targets, (targets[0], arrays[1]), (targets[1], arrays[0])]
+    return not any(starmap(np.shares_memory, others))

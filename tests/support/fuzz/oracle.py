@@ -2,8 +2,6 @@
 
 import numpy as np
 
-from support.oracles import pair_indices
-
 WIDE = np.longdouble
 
 
@@ -20,20 +18,8 @@ def angles(positions, turned, axes):
     return np.stack([p[axis] * f for axis, f in zip(axes, turned, strict=True)], axis=-1)
 
 
-def pairs(layout, r, inverse):
-    """Return where the two of each pair are read and where they are written, (2, r/2) each."""
-    read, written = map(np.array, pair_indices(layout, r))
-    return (written, read) if inverse else (read, written)
-
-
-def forward(x, axes):
-    """Return x with axes batch..., s, h, d; an axis of length 1 stands for heads where none are."""
+def view(x, axes):
+    """Return a view with axes batch..., s, h, d; one of length 1 is for heads where none are."""
     names = [a for a in axes if a not in "shd"] + [a for a in "shd" if a in axes]
     x = np.transpose(x, [axes.index(a) for a in names])
     return x if "h" in axes else x[..., None, :]
-
-
-def back(x, axes):
-    names = [a for a in axes if a not in "shd"] + [a for a in "shd" if a in axes]
-    x = x if "h" in axes else x[..., 0, :]
-    return np.transpose(x, [names.index(a) for a in axes])
