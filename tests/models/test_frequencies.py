@@ -14,16 +14,14 @@ def sample(*shape):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
 
 
-def assert_as_close_as_theirs(ours, theirs, angle, sums=1):
-    """Compare rotated arrays, given the largest angle that they computed in float32."""
-    size = theirs.abs().max().item()
-    bound = size * (2 * sums * angle * 2.0**-24 + 1e-6)
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=bound)
+def assert_as_close_as_theirs(ours, theirs, angles, sums=1):
+    bound = 2 * sums * angles.abs().max().item() * 2.0**-24 + 1e-6
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=theirs.abs().max().item() * bound)
 
 
 # It turns autocast off, by a dtype that autocast on a CPU has not.
 @pytest.mark.filterwarnings("ignore:In CPU autocast")
-def test_learned_frequencies_rotate_as_mochi():
+def test_apply_frequencies_rotates_as_mochi():
     """Learned for each head, of frame, row and column; the cells lie between whole numbers."""
     mochi = pytest.importorskip("diffusers.models.transformers.transformer_mochi")
     rope = mochi.MochiRoPE()
@@ -33,14 +31,14 @@ def test_learned_frequencies_rotate_as_mochi():
     cells = rope._get_positions(2, 6, 5, dtype=torch.float32).T
     assert not torch.equal(cells, cells.round())
     rotated = apply_frequencies(q, k, cells, frequencies, layout="interleaved")
-    angle = torch.einsum("dn,dhf->nhf", cells.abs(), frequencies.abs()).max().item()
+    angles = torch.einsum("dn,dhf->nhf", cells.abs(), frequencies.abs())
     for x, ours in zip((q, k), rotated, strict=True):
         even, odd = x[..., ::2], x[..., 1::2]
         theirs = torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1).flatten(-2)
-        assert_as_close_as_theirs(ours, theirs, angle, sums=3)
+        assert_as_close_as_theirs(ours, theirs, angles, sums=3)
 
 
-def test_learned_frequencies_rotate_as_rope_mixed():
+def test_apply_frequencies_rotates_as_rope_mixed():
     """Heo et al. 2024, as in timm: two learned components for each head, columns first."""
     rows, columns = (torch.from_numpy(axis) for axis in positions.grid(6, 5))
     learned = sample(2, 4, 8).requires_grad_()
@@ -50,40 +48,31 @@ def test_learned_frequencies_rotate_as_rope_mixed():
     expected = torch.view_as_real(pairs * torch.polar(torch.ones(()), angles)).flatten(-2)
     options = {"layout": "interleaved", "axes": "bhsd"}
     rotated, _ = apply_frequencies(q, q, [columns, rows], learned, **options)
-    assert_as_close_as_theirs(rotated, expected, angles.abs().max().item(), sums=2)
+    assert_as_close_as_theirs(rotated, expected, angles, sums=2)
     gradients = [torch.autograd.grad(y.sin().sum(), learned)[0] for y in (rotated, expected)]
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize("modality", ["video", "audio"])
-def test_frequencies_of_each_head_rotate_as_ltx_2(modality):
-    """Angles that run on from head to head: each has its own components and frequencies."""
+@pytest.mark.parametrize(
+    ("modality", "shape", "ranges"), [("video", (2, 3, 4), (20, 2048, 2048)), ("audio", (24,), 20)]
+)
+def test_apply_frequencies_rotates_as_ltx_2(modality, shape, ranges):
+    """Angles that run on from head to head: each pair reads one component, or none."""
     ltx = pytest.importorskip("diffusers.models.transformers.transformer_ltx2")
     heads, dim = 4, 128
     options = {"rope_type": "split", "num_attention_heads": heads, "modality": modality}
     rope = ltx.LTX2AudioVideoRotaryPosEmbed(dim, **options)
-    shape = (2, 3, 4) if modality == "video" else (24,)
     coords = rope.prepare_coords(1, *shape, device="cpu")
     tables = rope(coords)
     q = sample(1, heads, tables[0].shape[2], dim // heads)
     theirs = ltx.apply_split_rotary_emb(q, tables)
     # The same numbers as arguments: where in its range each patch lies, from -1 to 1.
-    middle = (coords[..., 0] + coords[..., 1]) / 2
-    ranges = torch.tensor([20.0, 2048.0, 2048.0][: middle.shape[1]])
-    cells = (middle[0] / ranges[:, None]) * 2 - 1
-    frequencies = of_ltx_2(rope, len(ranges))
-    ours, _ = apply_frequencies(q, q, cells[:, None], frequencies, layout="half", axes="bhsd")
-    angle = (cells.abs().max() * 1.0e4 * torch.pi / 2).item()
-    assert_as_close_as_theirs(ours, theirs, angle)
-
-
-def of_ltx_2(rope, components):
-    """Return frequencies (components, heads, r/2): every pair reads one component, or none."""
-    each = rope.dim // (2 * components)
+    cells = coords.mean(-1)[0] / torch.tensor(ranges).view(-1, 1) * 2 - 1
+    each = dim // (2 * len(cells))
     powers = rope.theta ** torch.linspace(0.0, 1.0, each, dtype=torch.float64)
-    series = (powers * torch.pi / 2).float()
-    flat = torch.zeros(components, rope.dim // 2)
-    unturned = rope.dim // 2 - each * components
-    for c in range(components):
-        flat[c, unturned + c :: components] = series
-    return flat.unflatten(1, (rope.num_attention_heads, -1))
+    frequencies = torch.zeros(len(cells), dim // 2)
+    for c in range(len(cells)):
+        frequencies[c, dim // 2 - each * len(cells) + c :: len(cells)] = powers * torch.pi / 2
+    arguments = q, q, cells[:, None], frequencies.unflatten(1, (heads, -1))
+    ours, _ = apply_frequencies(*arguments, layout="half", axes="bhsd")
+    assert_as_close_as_theirs(ours, theirs, cells * rope.theta * torch.pi / 2)

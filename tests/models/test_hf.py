@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from support.configs import BASE, CONTEXT, LLAMA, SIZES, YARN, longrope
 
-from rope_xp import RoPE, RopeConfigError, RopeError, from_hf_config
+from rope_xp import RoPE, RopeConfigError, RopeError, from_hf_config, plan
 from rope_xp._arguments.fields import LAYOUTS
-from rope_xp.hf import _keys
 from rope_xp.hf._models import MODELS
 from rope_xp.scaling import NTK, DynamicNTK, Linear
 
@@ -21,14 +20,22 @@ SECTIONS = {"type": "mrope", "mrope_section": [8, 12, 12]}
 QWEN = {"model_type": "qwen2_vl", **SIZES, "rope_theta": BASE, "rope_scaling": SECTIONS}
 QWEN_PART = {**QWEN, "model_type": "qwen2_vl_text", "rope_scaling": SECTIONS | {"type": "default"}}
 QWEN_ROPE = RoPE(base=BASE, layout="half", position_axes=(0,) * 8 + (1,) * 12 + (2,) * 12)
-QWEN_WHOLE = {"model_type": "qwen2_vl", "text_config": QWEN_PART}
+OMNI = {"model_type": "qwen2_vl", "text_config": QWEN_PART, "vision_config": {}}
 FULL = {"rope_type": "linear", "factor": 2.0, "rope_theta": 777.0}
-MAGNITUDES = {"short_mscale": 1.25, "long_mscale": 1.25}
-VISION = {"vision_config": {}}
-DEEPSEEK = {"model_type": "deepseek_v3", **LATENT}
+FULL_ROPE = RoPE(base=777.0, layout="half", scaling=Linear(2.0))
 GPTJ = {"model_type": "gptj", "n_embd": 4096, "n_head": 16}
 GLM = {"model_type": "glm4", "hidden_size": 5120, "num_attention_heads": 64}
 LINEAR = {"rope_type": "linear", "factor": 8.0}
+BY_LAYER = {"full_attention": FULL, "sliding_attention": None}
+TYPES = ["full_attention", "sliding_attention"]
+NO_LATENT = {"kv_lora_rank": None, "qk_nope_head_dim": 0, "qk_rope_head_dim": 0}
+OCR = {**NO_LATENT, "hidden_size": 1280, "num_hidden_layers": 12, "num_attention_heads": 10}
+OCR |= {"num_key_value_heads": 10, "rope_theta": 1e4}
+DBRX = {"model_type": "dbrx", "d_model": 6144, "n_heads": 48, "n_layers": 40}
+DBRX |= {"max_seq_len": 32768, "attn_config": {"kv_n_heads": 8, "rope_theta": 500000}}
+MPT = {"rope": True, "alibi": False, "rope_theta": 2e4, "rope_impl": "hf"}
+MPT["rope_hf_config"] = {"type": "linear", "factor": 8.0}
+EVO_2 = {"use_interpolated_rotary_pos_emb": True, "rotary_emb_scaling_factor": 8.0}
 
 
 def unrotated(layout):
@@ -38,34 +45,31 @@ def unrotated(layout):
 CONFIGS = [
     (QWEN, QWEN_ROPE),
     (QWEN_PART, QWEN_ROPE),
-    (QWEN_WHOLE, QWEN_ROPE),
-    ({"model_type": "qwen2_5_omni", "thinker_config": {**QWEN_WHOLE, **VISION}}, QWEN_ROPE),
+    ({"model_type": "qwen2_5_omni", "thinker_config": OMNI}, QWEN_ROPE),
+    # a whole model in one dictionary is read as its text
+    (QWEN | {"vision_config": {"patch_size": 14}, "spatial_merge_size": 2}, QWEN_ROPE),
     (  # a layer type without positions
-        {**LLAMA, "rope_parameters": {"full_attention": FULL, "sliding_attention": None}}
-        | {"layer_types": ["full_attention", "sliding_attention"]},
-        {
-            "full_attention": RoPE(base=777.0, layout="half", scaling=Linear(2.0)),
-            "sliding_attention": None,
-        },
+        {**LLAMA, "rope_parameters": BY_LAYER, "layer_types": TYPES},
+        {"full_attention": FULL_ROPE, "sliding_attention": None},
     ),
-    (DEEPSEEK, LATENT_ROPE),
-    ({**DEEPSEEK, "rope_interleave": False}, replace(LATENT_ROPE, layout="half")),
     ({"model_type": "kimi_k2", **LATENT}, LATENT_ROPE),
+    ({"model_type": "unlimited_ocr", "language_config": OCR}, HALF),
     ({**GPTJ, "rotary_dim": 64}, replace(INTERLEAVED, rotary_dim=64)),
     ({**GPTJ, "rotary_dim": None}, INTERLEAVED),
     # a missing head_dim
     (GLM, replace(INTERLEAVED, rotary_dim=64)),
     ({**GLM, "head_dim": 80}, replace(INTERLEAVED, rotary_dim=40)),
     ({"model_type": "phi", "hidden_size": 2560}, replace(HALF, rotary_dim=40)),
+    # a share that is whole, of a model that reads none
+    ({**PLAIN, "model_type": "llama", "rotary_pct": 1.0}, HALF),
+    ({**PLAIN, "model_type": "llama", "rotary_dim": 64}, replace(HALF, rotary_dim=64)),
+    ({**PLAIN, "model_type": "phi3", "rotary_dim": 32}, replace(HALF, rotary_dim=32)),
     # flags that say rotary
     ({**PLAIN, "model_type": "falcon", "alibi": False}, HALF),
-    ({**PLAIN, "model_type": "zamba2", "use_mem_rope": True}, HALF),
     ({**PLAIN, "model_type": "esm", "position_embedding_type": "rotary"}, HALF),
     # only sliding layers rotate; those of EXAONE all do without a window
-    ({**PLAIN, "model_type": "cohere2"}, unrotated("interleaved")),
     ({**PLAIN, "model_type": "cohere2", "sliding_window": None}, unrotated("interleaved")),
     ({**PLAIN, "model_type": "exaone4"}, unrotated("half")),
-    ({**PLAIN, "model_type": "exaone_moe", "sliding_window": 512}, unrotated("half")),
     ({**PLAIN, "model_type": "exaone4", "sliding_window": None}, HALF),
     # rope_scaling wins over rope_parameters
     ({**LLAMA, "rope_scaling": LINEAR, "rope_parameters": FULL}, replace(HALF, scaling=Linear(8))),
@@ -82,12 +86,69 @@ CONFIGS = [
             "sliding_attention": HALF,
         },
     ),
+    (DBRX, RoPE(base=5e5, layout="half")),
+    # a null base at top level is no base
+    ({**LLAMA, "rope_theta": None, "rope_scaling": FULL}, FULL_ROPE),
+    # keys of files that change no rotation: of Yarn-Llama-2, Ministral 3 and vLLM
+    *(
+        ({**LLAMA, "rope_scaling": {**LINEAR, **more}}, replace(HALF, scaling=Linear(8.0)))
+        for more in (
+            {"finetuned": True, "attn_factor": 1, "extrapolation_factor": 1},
+            {"llama_4_scaling_beta": 0.1, "max_position_embeddings": 262144},
+            {"interleaved": True, "apply_yarn_scaling": True, "factr": None},
+        )
+    ),
 ]
 
 
 @pytest.mark.parametrize(("config", "expected"), CONFIGS)
-def test_rope_of_a_configuration_is_the_expected_one(config, expected):
+def test_from_hf_config_gives_the_rope_of_the_model(config, expected):
     assert from_hf_config(config) == expected
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"head_dim": 64, "rotary_emb_base": 1e4, "rotary_emb_fraction": 0.5}, {"rotary_dim": 32}),
+        ({"attn_config": MPT}, {"base": 2e4, "scaling": Linear(8.0)}),
+        ({"rotary_emb_base": 1e4, **EVO_2}, {"scaling": Linear(8.0)}),
+        ({"language_config": OCR}, {}),
+    ],
+)
+def test_from_hf_config_with_a_layout_reads_keys_of_unknown_types(keys, expected):
+    rope = from_hf_config({"model_type": "mine", **keys}, layout="half")
+    assert rope == replace(HALF, **expected)
+
+
+def test_from_hf_config_ignores_a_position_embedding_that_modernbert_does_not_read():
+    modernbert = {"model_type": "modernbert"}
+    absolute = modernbert | {"position_embedding_type": "absolute"}
+    assert from_hf_config(absolute) == from_hf_config(modernbert)
+
+
+def test_plan_reads_the_sizes_of_other_repositories():
+    dbrx, ocr = plan(DBRX), plan({"model_type": "unlimited_ocr", "language_config": OCR})
+    assert (len(dbrx), dbrx[0].kv_heads, dbrx[0].head_dim) == (40, 8, 128)
+    assert (len(ocr), ocr[0].kv_heads, ocr[0].head_dim) == (12, 10, 128)
+
+
+TOWERS = [name.removesuffix("_vision") for name in MODELS if name.endswith("_vision")]
+TOWERS.remove("granite4")  # whose granite4_vision is a language model
+
+
+@pytest.mark.parametrize("name", TOWERS)
+def test_from_hf_config_of_a_tower_with_the_type_of_the_whole_reads_the_tower(name):
+    tower = {"hidden_size": 1024, "embed_dim": 1024, "num_heads": 16, "patch_size": 16}
+    expected = from_hf_config({**tower, "model_type": f"{name}_vision"})
+    assert len({*expected.position_axes}) == (3 if name == "minimax_m3_vl" else 2)
+    if name in MODELS:
+        assert from_hf_config({**tower, "model_type": name}) == expected
+    if name in MODELS and MODELS[name].sections:
+        del tower["patch_size"]
+        merged = {**tower, "spatial_merge_size": 2, "model_type": name}
+        assert from_hf_config(merged) == expected
+        with pytest.raises(RopeConfigError, match="vocab_size, and of a vision tower, patch_size"):
+            from_hf_config({**merged, "patch_size": 16, "vocab_size": 9})
 
 
 def rope_of(keys):
@@ -96,25 +157,15 @@ def rope_of(keys):
     return rope
 
 
-@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl"])
-def test_vision_config_with_the_type_of_the_whole_is_that_of_the_vision_tower(name: str) -> None:
-    vision = {"model_type": name, "hidden_size": 1280, "num_heads": 16, "spatial_merge_size": 2}
-    expected = from_hf_config(vision | {"model_type": f"{name}_vision", "embed_dim": 1280})
-    assert from_hf_config(vision | {"embed_dim": 1280}) == expected
-    del vision["model_type"]
-    with pytest.raises(RopeConfigError, match="add the model_type of this part"):
-        from_hf_config(vision)
-
-
-def test_softmax_scale_is_for_latent_attention_alone():
+def test_from_hf_config_scales_the_softmax_of_latent_attention_alone():
     keys = {"rope_scaling": {"type": "yarn", **YARN, "mscale": 1.0, "mscale_all_dim": 1.0}}
     assert rope_of(keys).softmax_scale == 1.0
     latent = rope_of({**keys, "qk_rope_head_dim": 64})
     assert latent.softmax_scale == pytest.approx((0.1 * np.log(8.0) + 1.0) ** 2)
     assert latent.attention_factor == rope_of(keys).attention_factor == 1.0
-    keys = {**longrope(32), "original_max_position_embeddings": 1024, "type": "longrope"}
-    phimoe = {"model_type": "phimoe", "rope_scaling": keys | MAGNITUDES}
-    assert rope_of(phimoe).attention_factor == 1.25
+    magnitudes = {"short_mscale": 1.25, "long_mscale": 1.25, "type": "longrope"}
+    scaled = {"original_max_position_embeddings": 1024, **longrope(32), **magnitudes}
+    assert rope_of({"model_type": "phimoe", "rope_scaling": scaled}).attention_factor == 1.25
 
 
 @pytest.mark.parametrize(
@@ -125,7 +176,7 @@ def test_softmax_scale_is_for_latent_attention_alone():
         ({"rope_theta": 1e4}, "model_type is missing"),
     ],
 )
-def test_layout_of_unknown_models_is_never_guessed(config, message):
+def test_from_hf_config_never_guesses_the_layout_of_unknown_types(config, message):
     with pytest.raises(RopeConfigError, match=f"{message}.*pass layout="):
         from_hf_config(config)
     for layout in LAYOUTS:
@@ -139,21 +190,27 @@ def test_layout_of_unknown_models_is_never_guessed(config, message):
         from_hf_config(config, layout="neox")
 
 
-def test_configuration_may_be_a_dict_a_path_or_an_object(tmp_path):
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("use_dynamic_ntk", True),
+        ("rope_local_theta", 1e4),
+        ("dual_chunk_attention_config", {"chunk_size": 262144}),
+        ("rope_interleave", False),
+    ],
+)
+def test_from_hf_config_and_plan_warn_of_keys_that_nothing_reads(key, value):
+    config = {"model_type": "mine", **PLAIN, "num_hidden_layers": 1, "num_attention_heads": 2}
+    for read in (from_hf_config, plan):
+        with pytest.warns(UserWarning, match=f"nothing reads {key} = "):
+            read({**config, key: value}, layout="half")
+    from_hf_config({**config, key: None}, layout="half")
+
+
+def test_from_hf_config_takes_a_dict_a_path_or_an_object(tmp_path):
     raw = {**LLAMA, "rope_theta": BASE}
     file = tmp_path / "config.json"
     file.write_text(json.dumps(raw), encoding="utf-8")
     configuration = type("Configuration", (), {"to_dict": lambda self: raw})()
     for config in (raw, file, str(file), tmp_path, str(tmp_path), configuration):
         assert from_hf_config(config) == RoPE(base=BASE, layout="half")
-
-
-def test_default_sizes_are_those_of_transformers():
-    auto = pytest.importorskip("transformers.models.auto.configuration_auto")
-    sizes = {name: row.sizes for name, row in MODELS.items() if row.sizes}
-    assert len(sizes) > 30
-    for name, expected in sizes.items():
-        model_type = next(n for n in (f"{name}_text", name) if n in auto.CONFIG_MAPPING)
-        defaults = auto.CONFIG_MAPPING[model_type]().to_dict()
-        found = {k: _keys.first_value(defaults, k, *_keys.ALIASES.get(k, ())) for k in expected}
-        assert found == expected, name

@@ -7,7 +7,7 @@ import pickle
 
 import numpy as np
 import pytest
-from support.configs import BASE, CONTEXT, LLAMA, SCALINGS, SIZES, YARN, list_spellings, longrope
+from support.configs import BASE, CONTEXT, LLAMA, OLD, SCALINGS, SIZES
 from support.inspected import REAL
 
 from rope_xp import from_hf_config
@@ -46,102 +46,27 @@ def assert_as_transformers(raw):
             assert fixed.attention_factor == pytest.approx(factor, rel=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("model", "name", "keys"),
-    [
-        (model, name, keys)
-        for model in ("llama", "qwen2", "deepseek_v3")
-        for name, keys in SCALINGS
-        if (model, name) != ("deepseek_v3", "proportional")  # its head_dim has two meanings
-    ],
-)
-def test_every_scaling_in_every_spelling_is_that_of_transformers(model, name, keys):
-    raw = {"model_type": model, **SIZES}
-    if model == "deepseek_v3":
-        raw["qk_rope_head_dim"] = 64
-    ropes = []
-    for spelling in list_spellings(name, keys).values():
-        before = copy.deepcopy(spelling)
+LATENT = {"model_type": "deepseek_v3", **SIZES, "qk_rope_head_dim": 64}
+
+
+@pytest.mark.parametrize(("name", "keys"), SCALINGS)
+@pytest.mark.parametrize("raw", [LLAMA, LATENT], ids=["llama", "deepseek_v3"])
+def test_from_hf_config_reads_every_spelling_of_a_scaling_as_transformers(raw, name, keys):
+    if name == "proportional":
+        raw = LLAMA  # head_dim of the other has two meanings
+    spellings = [
+        {"rope_parameters": {"rope_type": name, "rope_theta": BASE, **keys}},
+        {"rope_theta": BASE, "rope_scaling": {"rope_type": name, **keys}},
+        {"rope_theta": BASE, "rope_scaling": {"type": name, **keys}},
+    ]
+    before = copy.deepcopy(spellings)
+    rope, *others = (from_hf_config({**raw, **spelling}) for spelling in spellings)
+    assert spellings == before
+    assert others == [rope, rope]
+    assert pickle.loads(pickle.dumps(rope)) == rope
+    assert rope.layout == ("half" if raw is LLAMA else "interleaved_to_half")
+    for spelling in spellings:
         assert_as_transformers({**raw, **spelling})
-        ropes.append(from_hf_config({**raw, **spelling}))
-        assert spelling == before
-    assert ropes[1:] == ropes[:-1]
-    assert pickle.loads(pickle.dumps(ropes[0])) == ropes[0]
-    assert ropes[0].base == BASE
-    assert ropes[0].layout == ("interleaved_to_half" if model == "deepseek_v3" else "half")
-
-
-LAYERS = {"num_hidden_layers": 4, "layer_types": ["full_attention", "sliding_attention"] * 2}
-LINEAR, TRAINED = {"rope_type": "linear", "factor": 8.0}, "original_max_position_embeddings"
-GEMMA3 = {"model_type": "gemma3_text", **LAYERS}
-GEMMA3_BASES = {**GEMMA3, "rope_theta": 7e5, "rope_local_base_freq": 3e4}
-ODD = {"model_type": "stablelm", "partial_rotary_factor": 0.3, "head_dim": 50}
-PHI3 = {"model_type": "phi3", **SIZES, TRAINED: 1024}
-BASE_777 = {**LLAMA, "rope_theta": 777.0}
-OLD = {
-    "gpt_neox": {"model_type": "gpt_neox", "rotary_pct": 0.5, "rotary_emb_base": 777},
-    "gpt_neox, all default": {"model_type": "gpt_neox"},
-    "stablelm": {"model_type": "stablelm", "partial_rotary_factor": 0.5, "rope_theta": 777.0},
-    "odd": ODD,
-    "odd, linear": {**ODD, "rope_scaling": {"type": "linear", "factor": 2.0}},
-    "phi3 su": {**PHI3, "rope_scaling": {"type": "su", **longrope(32), TRAINED: 1024}},
-    "phi3 yarn": {**PHI3, "rope_scaling": {"type": "yarn", **longrope(32)}},
-    "phi3 partial": {
-        **PHI3, "partial_rotary_factor": 0.75,
-        "rope_scaling": {"type": "longrope", **longrope(24)},
-    },
-    "phi3, the top level wins": {
-        **PHI3, "rope_scaling": {"type": "longrope", **longrope(32), TRAINED: 2048},
-    },
-    "gemma3": {**GEMMA3_BASES, "rope_scaling": LINEAR},
-    "gemma3, all default": GEMMA3,
-    "gemma3, one layer type": {
-        **GEMMA3, "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 5e5}}
-    },
-    "gemma3, a scaling without a base": {**GEMMA3, "rope_parameters": {"full_attention": LINEAR}},
-    "gemma3, a scaling whose base is elsewhere": {
-        **GEMMA3_BASES, "rope_parameters": {"full_attention": LINEAR},
-    },
-    "gemma3, its own original length": {
-        **GEMMA3, TRAINED: 999,
-        "rope_parameters": {
-            "full_attention": {"rope_type": "yarn", "rope_theta": 5e5, **YARN},
-            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-        },
-    },
-    "modernbert": {
-        "model_type": "modernbert", "global_rope_theta": 9e4, "local_rope_theta": 2e4,
-        "rope_scaling": LINEAR,
-    },
-    "olmo3": {"model_type": "olmo3", **LAYERS, "rope_scaling": {"rope_type": "yarn", **YARN}},
-    "deepseek_v4": {
-        "model_type": "deepseek_v4", "head_dim": 512, "qk_rope_head_dim": 64,
-        "rope_theta": 9e3, "compress_rope_theta": 2e5, "rope_scaling": {"type": "yarn", **YARN},
-    },
-    "step3p5": {
-        "model_type": "step3p5", **LAYERS, "head_dim": 128, "rope_theta": [5e6, 1e4] * 2,
-        "partial_rotary_factors": [0.5, 1.0] * 2, "rope_scaling": LINEAR,
-    },
-    "ultrabert": {"model_type": "ultrabert", **LAYERS, "rope_theta": [5e6, 2e4] * 2},
-    "hunyuan": {
-        "model_type": "hunyuan_v1_dense", "head_dim": 64, "rope_theta": 777.0,
-        "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0, "mscale": 1.0},
-    },
-    "sarvam": {
-        "model_type": "sarvam_mla", "head_dim": 576, "qk_rope_head_dim": 64, "rope_theta": 1e4,
-        "rope_scaling": {"type": "deepseek_yarn", "mscale": 1.0, "mscale_all_dim": 1.0, **YARN},
-    },
-    "laguna, a share of the head elsewhere": {
-        "model_type": "laguna", **LAYERS, "head_dim": 64, "partial_rotary_factor": 0.25,
-    },
-    "llama, a base in both places": {
-        **BASE_777, "rope_parameters": {"rope_type": "default", "rope_theta": 999.0},
-    },
-    "apertus, a base elsewhere": {**BASE_777, "model_type": "apertus"},
-    "no dictionary is taken for an empty one": {
-        **LLAMA, "rope_scaling": {}, "rope_parameters": {**LINEAR, "rope_theta": 777.0},
-    },
-}  # fmt: skip
 
 
 PARTS = {name: config.get("text_config", config) for name, config in REAL.items()}
@@ -149,19 +74,19 @@ FILES = {k: v for k, v in PARTS.items() if "model_type" in v and "mrope" not in 
 
 
 @pytest.mark.parametrize("raw", [*OLD.values(), *FILES.values()], ids=[*OLD, *FILES])
-def test_old_names_and_real_files_give_the_frequencies_of_transformers(raw):
+def test_from_hf_config_reads_old_names_and_real_files_as_transformers(raw):
     assert_as_transformers({**SIZES, **raw})
 
 
-MROPE = {
-    "contiguous, twice": ("qwen2_vl_text", [2, 6, 8, 4, 5, 7]),
-    "interleaved": ("qwen3_vl_text", [14, 10, 8]),
-    "interleaved, more than a third": ("qwen3_vl_text", [4, 14, 14]),
-}
-
-
-@pytest.mark.parametrize(("model", "sections"), MROPE.values(), ids=MROPE)
-def test_rope_of_mrope_rotates_as_transformers(model, sections):
+@pytest.mark.parametrize(
+    ("model", "sections"),
+    [
+        ("qwen2_vl_text", [2, 6, 8, 4, 5, 7]),  # contiguous, twice
+        ("qwen3_vl_text", [14, 10, 8]),  # interleaved
+        ("qwen3_vl_text", [4, 14, 14]),  # more than a third
+    ],
+)
+def test_from_hf_config_with_sections_rotates_as_transformers(model, sections):
     raw = {"model_type": model, **SIZES, "head_dim": 64}
     raw["rope_parameters"] = {"rope_type": "default", "rope_theta": BASE, "mrope_section": sections}
     module, file = rotary_module(raw)

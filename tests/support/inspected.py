@@ -10,31 +10,18 @@ from support import golden
 GOLDEN = Path(golden.__path__[0])
 REAL = {path.stem: json.loads(path.read_text()) for path in (GOLDEN / "configs").glob("*.json")}
 LLAMA = REAL["llama_3_1_8b"]
-GEMMA4 = {
-    "model_type": "gemma4_text",
-    "head_dim": 256,
-    "global_head_dim": 512,
-    "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
-    "max_position_embeddings": 131072,
-    "rope_parameters": {
-        "full_attention": {
-            "rope_type": "proportional",
-            "partial_rotary_factor": 0.25,
-            "rope_theta": 1e6,
-        },
-        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-    },
-}
+SLIDING = {"rope_type": "default", "rope_theta": 1e4}
+FULL = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}
+GEMMA4 = {"model_type": "gemma4_text", "head_dim": 256, "global_head_dim": 512}
+GEMMA4 |= {"layer_types": ["sliding_attention"] * 5 + ["full_attention"]}
+GEMMA4 |= {"rope_parameters": {"full_attention": FULL, "sliding_attention": SLIDING}}
+GEMMA4 |= {"max_position_embeddings": 131072}
 NEOX = {
     "model_type": "gpt_neox", "hidden_size": 6144, "num_attention_heads": 64,
     "max_position_embeddings": 2048, "rotary_pct": 0.25, "rotary_emb_base": 10000,
 }  # fmt: skip
-DYNAMIC = {
-    "model_type": "llama",
-    "head_dim": 64,
-    "max_position_embeddings": 2048,
-    "rope_scaling": {"type": "dynamic", "factor": 4.0},
-}
+DYNAMIC = {"model_type": "llama", "head_dim": 64, "max_position_embeddings": 2048}
+DYNAMIC |= {"rope_scaling": {"type": "dynamic", "factor": 4.0}}
 BEAM = {"model_type": "beam", "head_dim": 64, "max_position_embeddings": 1000}
 UNCLEAR = {"model_type": "dbrx", "rope_theta": 1e4}  # of a type whose sizes are not known
 SMALL = {"gemma4": GEMMA4, "neox": NEOX, "dynamic": DYNAMIC, "unclear": UNCLEAR, "beam": BEAM}
@@ -42,7 +29,6 @@ CONFIGS = {**REAL, **SMALL}
 
 
 def build_reporter(tmp_path, capsys):
-
     def refuse(name):
         raise AssertionError(f"{name} is no JSON")
 
