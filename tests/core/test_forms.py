@@ -1,8 +1,6 @@
 """Tables for other engines: each number exact, rounded once; and those of others, with columns."""
 
-import functools
 import re
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -58,7 +56,7 @@ def build(rope: RoPE, form: str, **options: Any) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("rope", ROPES)
 @pytest.mark.parametrize("form", ["vllm", "huggingface", "complex", "onnx"])
-def test_each_form_of_table_equals_its_engine_in_float64(form, rope):
+def test_table_of_each_form_equals_its_engine_in_float64(form, rope):
     tables = build(rope, form, dtype=np.complex128 if form == "complex" else np.float64)
     for ours, theirs in zip(tables, build_by_engine(form, rope), strict=True):
         assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
@@ -67,7 +65,7 @@ def test_each_form_of_table_equals_its_engine_in_float64(form, rope):
 
 
 @pytest.mark.parametrize("rope", ROPES)
-def test_megatron_tables_hold_angles_less_whole_turns(rope):
+def test_table_for_megatron_holds_angles_less_whole_turns(rope):
     (theirs,) = build_by_engine("megatron", rope)
     (ours,) = build(rope, "megatron", dtype=np.float64)
     (single,) = build(rope, "megatron")
@@ -98,7 +96,7 @@ def read(x: Any) -> np.ndarray:
 
 @pytest.mark.parametrize("name", LIBRARIES)
 @pytest.mark.parametrize("form", ["vllm", "huggingface", "megatron", "onnx", "complex"])
-def test_tables_of_every_library_and_dtype_are_rounded_once(name, form):
+def test_table_of_every_library_and_dtype_is_rounded_once(name, form):
     xp, rope = pytest.importorskip(name), ROPES[4]
     exact = build(rope, form, dtype=np.complex128 if form == "complex" else np.float64)
     for dtype in [t for t in LIBRARIES[name] if t.startswith("complex") == (form == "complex")]:
@@ -114,7 +112,7 @@ def test_tables_of_every_library_and_dtype_are_rounded_once(name, form):
 
 
 @pytest.mark.parametrize("dtype", REAL)
-def test_tables_of_every_dtype_equal_fifty_digits_rounded(dtype):
+def test_table_of_every_dtype_equals_fifty_digits_rounded(dtype):
     """Also at positions of which float64 products have lost digits."""
     length, frequencies = 200_000, exact_frequencies(1e4, 8)
     tables = RoPE().table(length, 8, form="onnx", dtype=numpy_dtype(dtype))
@@ -123,9 +121,12 @@ def test_tables_of_every_dtype_equal_fifty_digits_rounded(dtype):
     for table, exact in zip(tables, exact_cos_sin(positions, frequencies), strict=True):
         error = np.abs(table[list(positions)].astype(np.float64) - nearest(exact, dtype))
         assert (error <= (bound if dtype == "float64" else 0)).all()
+    wide = RoPE().table(length, 8, form="onnx", dtype=np.float64)
+    for table, exact in zip(tables, wide, strict=True):  # of which some are near a tie
+        np.testing.assert_array_equal(table.astype(np.float64), nearest(exact, dtype))
 
 
-def test_tables_of_a_rule_without_its_length_are_refused():
+def test_table_of_a_rule_without_its_length_is_refused():
     rope = RoPE(scaling=DynamicNTK(2.0, 64))
     with pytest.raises(RopeError, match="depend on the length of the context; fix it first"):
         rope.table(128, 8, form="vllm")
@@ -134,7 +135,7 @@ def test_tables_of_a_rule_without_its_length_are_refused():
     np.testing.assert_array_equal(fixed.table(8, 8, form="onnx")[0][1], cos)
 
 
-def test_tables_within_a_compiled_function_are_constant_or_refused():
+def test_table_within_a_compiled_function_is_constant_or_refused():
     torch, jax = pytest.importorskip("torch"), pytest.importorskip("jax")
     rope = RoPE(scaling=Linear(2.0))
     compiled = torch.compile(
@@ -150,61 +151,44 @@ def test_tables_within_a_compiled_function_are_constant_or_refused():
 # --- tables of the caller that hold each angle twice: refused, with advice that is right ---------
 
 X = np.random.default_rng(0).standard_normal((6, 2, D), np.float32)
-AT = np.arange(6)
-
-
-def rotate_as_advised(rotate: Callable[[Any, Any], Any], cos: Any, sin: Any, columns: Any) -> Any:
-    """Rotate by tables that an error message says how to cut."""
-    with pytest.raises(RopeError) as caught:
-        rotate(cos, sin)
-    advised = re.findall(r"cos\[\.\.\., ([^\]]+)\] of (\([^)]+\))", str(caught.value))
-    index = {shown: index for index, shown in advised}[COLUMNS[columns][0]]
-    return rotate(*(eval(f"t[..., {index}]", {"t": t}) for t in (cos, sin)))
-
-
-@pytest.mark.parametrize("backend", rows(("numpy", "torch", "array-api-strict", "jax")))
-@pytest.mark.parametrize("columns", ["halves", "neighbours"])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_advice_for_doubled_tables_gives_the_rotation(backend, columns, layout):
-    rope, x = RoPE(layout=layout), backend.make(X)
-    cos, sin = (backend.make(doubled(np, t, columns)) for t in rope.cos_sin(AT + 3, D))
-    expected = backend.back(rope.rotate(x, AT + 3))
-    for rotate in (
-        lambda c, s: rope_xp.apply_tables(x, c, s, layout=layout),
-        lambda c, s: rope.with_tables(c, s).rotate(x),
-        lambda c, s: RoPE(layout=layout, rotary_dim=D).with_tables(c, s).rotate(x),
-        lambda c, s: rope.with_tables(c, s).apply(x, x)[1],
-    ):
-        rotated = backend.back(rotate_as_advised(rotate, cos, sin, columns))
-        np.testing.assert_allclose(rotated, expected, rtol=0, atol=1e-6)
+AT = np.arange(6) + 3
+# Rotated components: of all, shapes tell; of a part they would do for twice as many.
+SIZES = [(D, "float32", 1e-6), (4, "float32", 1e-6), (12, "bfloat16", 5 * 2.0**-7)]
 
 
 @pytest.mark.parametrize("backend", rows(("numpy", "torch")))
 @pytest.mark.parametrize("columns", ["halves", "neighbours"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("r", [4, 12])
-def test_doubled_tables_of_a_part_of_a_head_are_told_by_their_numbers(backend, columns, dtype, r):
-    """Their shape alone would do for twice as many components."""
-    rope, x = RoPE(layout="half", rotary_dim=r), backend.make(X)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("r", "dtype", "bound"), SIZES)
+def test_apply_tables_and_with_tables_say_how_to_cut_doubled_ones(
+    backend, columns, layout, r, dtype, bound
+):
+    rope, x = RoPE(layout=layout, rotary_dim=r), backend.make(X)
     tables = [doubled(np, t, columns).astype(numpy_dtype(dtype)) for t in rope.cos_sin(AT, D)]
-    rotate = functools.partial(rope_xp.apply_tables, x, layout="half")
-    rotated = backend.back(rotate_as_advised(rotate, *map(backend.make, tables), columns))
-    bound = 2.0**-7 * 5 if dtype == "bfloat16" else 1e-6
-    np.testing.assert_allclose(rotated, backend.back(rope.rotate(x)), rtol=0, atol=bound)
-    for made in (tables, [backend.make(t) for t in tables]):
-        with pytest.raises(RopeError, match=r"hold each angle twice; pass .* of \(a, "):
-            RoPE(layout="half").with_tables(*made)
+    expected = backend.back(rope.rotate(x, AT))
+    with pytest.raises(RopeError, match=r"hold each angle twice; pass .* of \(a, "):
+        RoPE(layout=layout).with_tables(*tables)
+    for rotate in (
+        lambda c, s: rope_xp.apply_tables(x, c, s, layout=layout),
+        lambda c, s: rope.with_tables(c, s).rotate(x),
+        lambda c, s: rope.with_tables(c, s).apply(x, x)[1],
+    ):
+        with pytest.raises(RopeError) as caught:
+            rotate(*map(backend.make, tables))
+        advised = re.findall(r"cos\[\.\.\., ([^\]]+)\] of (\([^)]+\))", str(caught.value))
+        index = {shown: index for index, shown in advised}[COLUMNS[columns][0]]
+        cut = [eval(f"t[..., {index}]", {"t": backend.make(t)}) for t in tables]
+        np.testing.assert_allclose(backend.back(rotate(*cut)), expected, rtol=0, atol=bound)
 
 
-def test_tables_that_only_seem_doubled_are_taken():
-    for at in (np.zeros(6), AT):  # of position 0, all columns are equal
+def test_apply_tables_takes_those_that_only_seem_doubled():
+    for at in (np.zeros(6), np.arange(6)):  # of position 0, all columns are equal
         tables = RoPE(rotary_dim=8).cos_sin(at, D)
         rope_xp.apply_tables(X, *tables)
         RoPE(rotary_dim=8).with_tables(*tables).rotate(X)
     # Rows that equal their columns: angles of a rope are right, whatever they look like.
     cells = RoPE(scaling=Axial(2), position_axes=(0,) * 4 + (1,) * 4)
-    angles = cells.at(np.stack([AT, AT]), like=X)
-    expected = cells.rotate(X, np.stack([AT, AT]))
+    angles, expected = cells.at([AT, AT], like=X), cells.rotate(X, [AT, AT])
     np.testing.assert_array_equal(angles.rotate(X), expected)
     # And those of a caller who says how many components they are for.
     with pytest.raises(RopeError, match=r"RoPE\(rotary_dim=16, ...\).with_tables"):

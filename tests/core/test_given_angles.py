@@ -7,18 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.bits import sample
 from support.oracles import exact_cos_sin, rotate_complex
 from support.targets import TARGETS, rows, truth
 
 from rope_xp import QKNorm, RoPE, RopeError, apply_angles, apply_tables
 
-HOSTS = rows(("numpy-portable", "numpy-chunked", "numpy-native", "torch", "torch-native"))
 # cos and sin within 1.2e-7 each, |x| below 5, and two roundings of the rotation.
 CLOSE = {"rtol": 0, "atol": 3e-6}
-
-
-def draw(rng: np.random.Generator, *shape: int) -> np.ndarray:
-    return rng.standard_normal(shape, np.float32)
 
 
 def expect(x: np.ndarray, angles: np.ndarray, layout: str = "half", offset: int = 0) -> np.ndarray:
@@ -32,86 +28,81 @@ def expect(x: np.ndarray, angles: np.ndarray, layout: str = "half", offset: int 
 CASES = (
     ((4, 2), (5, 8), None, "half", "bshd", 0),
     ((4, 2), (1, 5, 8), None, "interleaved", "bhsd", -16),
+    ((2, 2), (2, 5, 8), None, "half", "bshd", 0),  # and not (tokens, heads, r/2)
     ((4, 4), (2, 5, 4, 8), None, "half", "bshd", 3),
     ((4, 2), (2, 5, 2, 10), None, "interleaved", "bshd", 0),
     ((6, 3), (1, 5, 3, 3), None, "interleaved_to_half", "bhsd", 2),
     ((4, 2), (2, 1, 2, 8), None, "half", "hbsd", 0),
     ((8, 4), (2, 5, 4, 1), None, "half", "sbhd", -2),
     ((4, 2), (2, 5, 4, 8), (2, 5, 2, 8), "half", "bshd", 0),
-    ((3, 2), (2, 5, 3, 8), (5, 8), "half", "bhsd", 0),
+    ((3, 2), (2, 5, 3, 8), (2, 5, 8), "half", "bhsd", 0),
     ((4, 2), (2, 5, 1, 8), (2, 5, 2, 8), "interleaved", "bshd", 1),
 )
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_angles_of_every_shape_equal_complex_numbers(backend, case, rng):
+def test_apply_angles_of_every_shape_equals_complex_numbers(backend, case, rng):
     heads, shape, k_shape, layout, axes, offset = case
-    pair = [draw(rng, 2, 5, n, 20) for n in heads]
-    angles = [9 * draw(rng, *shape)]
-    angles.append(9 * draw(rng, *k_shape) if k_shape else angles[0])
+    pair, angles = [sample(rng, 2, 5, n, 20) for n in heads], 9 * sample(rng, *shape)
+    k_angles = 9 * sample(rng, *k_shape) if k_shape else angles
     order = ["bshd".index(name) for name in axes]
-    arrays = [backend.make(x.transpose(order).copy()) for x in pair]
-    RoPE().rotate(arrays[0], axes=axes)  # as in test_frequencies.py
+    inputs = [*(x.transpose(order).copy() for x in pair), angles, k_angles]
+    made = [*map(backend.make, inputs)]
+    RoPE().rotate(made[0], axes=axes)  # as in test_frequencies.py
 
     def rotate(q: Any, k: Any, a: Any, k_a: Any) -> Any:
         options = {"axes": axes, "rotary_offset": offset, "k_angles": k_a if k_shape else None}
         return apply_angles(q, k, a, layout=layout, **options)
 
-    for _ in range(3):  # the first call, a cached one, and a recent one
-        results = backend.run(rotate, *arrays, *map(backend.make, angles))
-        for x, a, y in zip(pair, angles, results, strict=True):
+    for results in (map(backend.back, backend.run(rotate, *made)), truth(rotate, *inputs)):
+        for x, a, y in zip(pair, (angles, k_angles), results, strict=True):
             expected = expect(x, a, layout, offset % 20).transpose(order)
-            np.testing.assert_allclose(backend.back(y), expected, **CLOSE)
-        if backend.compiles:
-            break
-        angles = [a[..., ::-1] + 1 for a in angles]
+            np.testing.assert_allclose(y, expected, **CLOSE)
 
 
-def test_tables_of_each_head_rotate_with_the_bits_of_that_head_alone(backend, rng):
+@pytest.mark.parametrize("axes", ["bshd", "bhsd"])
+def test_tables_of_each_head_rotate_with_the_bits_of_that_head_alone(backend, axes, rng):
     """FoPE mixes cosines of several frequencies by head: they are those of no angle."""
-    x, (cos, sin) = draw(rng, 2, 5, 4, 20), draw(rng, 2, 2, 5, 2, 8)
-    rotate = partial(apply_tables, layout="half", rotary_offset=4)
-    alone = [truth(rotate, x[:, :, [h]], cos[:, :, h // 2], sin[:, :, h // 2]) for h in range(4)]
-    for axes, order in (("bshd", (0, 1, 2, 3)), ("bhsd", (0, 2, 1, 3))):
-        arrays = map(backend.make, (x.transpose(order).copy(), cos, sin))
-        result = backend.back(backend.run(partial(rotate, axes=axes), *arrays)).transpose(order)
-        bound = 1e-6 * np.abs(x).max() * np.abs((cos, sin)).max() if backend.ulps else 0
-        np.testing.assert_allclose(result, np.concatenate(alone, axis=2), rtol=0, atol=bound)
+    x, (cos, sin) = sample(rng, 2, 5, 4, 20), sample(rng, 2, 2, 5, 2, 8)
+    by_tables = partial(apply_tables, layout="half", rotary_offset=4)
+    alone = [truth(by_tables, x[:, :, [h]], cos[:, :, h // 2], sin[:, :, h // 2]) for h in range(4)]
+    rope, order = RoPE(layout="half", rotary_dim=16, rotary_offset=4), [*map("bshd".index, axes)]
 
+    def rotate(q: Any, k: Any, *tables: Any) -> Any:
+        angles = rope.with_tables(*tables)
+        return by_tables(q, *tables, axes=axes), *angles.apply(q, k, axes=axes)
 
-def test_angles_objects_take_tables_of_each_head(backend, rng):
-    q, k, angles = draw(rng, 2, 5, 4, 8), draw(rng, 2, 5, 2, 8), draw(rng, 2, 5, 2, 4)
-
-    def rotate(q: Any, k: Any, cos: Any, sin: Any) -> Any:
-        shared = RoPE(layout="half").with_tables(cos, sin)
-        return (*shared.apply(q, k), shared.unrotate(shared.rotate(q)))
-
-    results = backend.run(rotate, *map(backend.make, (q, k, np.cos(angles), np.sin(angles))))
-    for result, expected in zip(results, (expect(q, angles), expect(k, angles), q), strict=True):
-        np.testing.assert_allclose(backend.back(result), expected, **CLOSE)
+    arrays = *(a.transpose(order).copy() for a in (x, x[:, :, ::2])), cos, sin
+    bound = 1e-6 * np.abs(x).max() * np.abs((cos, sin)).max() if backend.ulps else 0
+    whole = np.concatenate(alone, axis=2)
+    results = backend.run(rotate, *map(backend.make, arrays))
+    for y, expected in zip(results, (whole, whole, whole[:, :, ::2]), strict=True):
+        result = backend.back(y).transpose(order)
+        np.testing.assert_allclose(result, expected, rtol=0, atol=bound)
 
 
 @pytest.mark.parametrize("backend", rows(tuple(t.name for t in TARGETS if t.name != "numpy-cuda")))
 @pytest.mark.parametrize("shape", [(2, 5, 8), (2, 5, 2, 8)], ids=["shared", "of heads"])
-def test_a_norm_comes_before_the_rotation(backend, shape, rng):
-    q, k, angles = draw(rng, 2, 5, 4, 16), draw(rng, 2, 5, 2, 16), draw(rng, *shape)
-    for weights in ((draw(rng, 16), draw(rng, 16)), (draw(rng, 4, 16), draw(rng, 2, 16))):
-        if weights[0].ndim > 1 and backend.path not in (None, "portable", "chunked"):
-            continue  # a forced kernel takes one weight for all heads, and says so
+@pytest.mark.parametrize("heads", [((), ()), ((4,), (2,))], ids=["one weight", "of heads"])
+def test_apply_angles_normalizes_before_it_rotates(backend, shape, heads, rng):
+    if heads[0] and backend.path not in (None, "portable", "chunked"):
+        pytest.skip("a forced kernel takes one weight for all heads, and says so")
+    q, k, angles = sample(rng, 2, 5, 4, 16), sample(rng, 2, 5, 2, 16), sample(rng, *shape)
+    weights = [sample(rng, *lead, 16) for lead in heads]
 
-        def rotate(q: Any, k: Any, a: Any, q_weight: Any, k_weight: Any) -> Any:
-            return apply_angles(q, k, a, layout="half", norm=QKNorm(q_weight, k_weight, eps=0.5))
+    def rotate(q: Any, k: Any, a: Any, q_weight: Any, k_weight: Any) -> Any:
+        return apply_angles(q, k, a, layout="half", norm=QKNorm(q_weight, k_weight, eps=0.5))
 
-        results = backend.run(rotate, *map(backend.make, (q, k, angles, *weights)))
-        for x, w, y in zip((q, k), weights, results, strict=True):
-            squares = np.square(x, dtype=np.float64)
-            normal = x / np.sqrt(squares.mean(-1, keepdims=True) + 0.5) * w
-            np.testing.assert_allclose(backend.back(y), expect(normal, angles), rtol=0, atol=1e-5)
+    results = backend.run(rotate, *map(backend.make, (q, k, angles, *weights)))
+    for x, w, y in zip((q, k), weights, results, strict=True):
+        squares = np.square(x, dtype=np.float64)
+        normal = x / np.sqrt(squares.mean(-1, keepdims=True) + 0.5) * w
+        np.testing.assert_allclose(backend.back(y), expect(normal, angles), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("given", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("backend", rows(("numpy", "torch", "array-api-strict", "mlx", "dask")))
-def test_cosines_are_those_of_the_angle_as_given(backend, given, rng):
+def test_apply_angles_takes_cosines_of_the_angle_as_given(backend, given, rng):
     """A float64 angle keeps its digits for float32 arrays, where those have float64."""
     angles = (rng.uniform(-1, 1, (1, 40)) * (1e6 if given == "float64" else 1e3)).astype(given)
     if given == "float64" and backend.module == "mlx":
@@ -123,92 +114,72 @@ def test_cosines_are_those_of_the_angle_as_given(backend, given, rng):
         assert np.abs(backend.back(y)[0] - np.concatenate([cos, sin], -1)).max() <= 2.4e-7
 
 
-def sample(shape: tuple[int, ...], rng: np.random.Generator) -> list[np.ndarray]:
-    return [rng.standard_normal(s) for s in ((1, 2, 4, 5), (1, 2, 2, 5), shape)]
-
-
 def tables_of(q: Any, k: Any, angles: Any) -> tuple[Any, Any]:
     """Rotate by tables that are leaves of their own: the squares keep them apart."""
     return tuple(apply_tables(x, angles, angles * angles, layout="half") for x in (q, k))
 
 
-FUNCTIONS = (partial(apply_angles, layout="half"), tables_of)
-SHAPES = ((2, 2), (1, 2, 2, 2))
-of_angles_and_tables = pytest.mark.parametrize("function", FUNCTIONS, ids=["angles", "tables"])
+BY_ANGLES = partial(apply_angles, layout="half")
+of_angles_and_tables = pytest.mark.parametrize("function", [BY_ANGLES, tables_of])
+SHAPES = ((1, 2, 4, 5), (1, 2, 2, 5), (1, 2, 2, 2))  # of q, k and angles of each head
 
 
+# A kernel rotates where angles are constants, and two leaves alone are recorded.
 @of_angles_and_tables
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_derivatives_of_torch_equal_differences(function, shape, rng):
+@pytest.mark.parametrize(("shape", "recorded"), [((2, 2), 3), (SHAPES[2], 3), (SHAPES[2], 2)])
+def test_derivatives_of_given_angles_in_torch_equal_differences(function, shape, recorded, rng):
     torch = pytest.importorskip("torch")
-    leaves = [torch.from_numpy(x).requires_grad_() for x in sample(shape, rng)]
+    leaves = [torch.from_numpy(rng.standard_normal(s)) for s in (*SHAPES[:2], shape)]
+    leaves = [x.requires_grad_(i < recorded) for i, x in enumerate(leaves)]
     assert torch.autograd.gradcheck(function, leaves, check_forward_ad=True)
     assert torch.autograd.gradgradcheck(function, leaves)
 
 
+def test_derivatives_of_compiled_apply_angles_equal_differences(rng):
+    torch = pytest.importorskip("torch")
+    leaves = [torch.from_numpy(rng.standard_normal(s)).requires_grad_() for s in SHAPES]
+    compiled = torch.compile(BY_ANGLES, fullgraph=True, backend="aot_eager")
+    assert torch.autograd.gradcheck(compiled, leaves)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("function", [FUNCTIONS[0], FUNCTIONS[1]], ids=["angles", "tables"])
-def test_derivatives_of_jax_under_jit_equal_differences(function, rng):
+@of_angles_and_tables
+def test_derivatives_of_given_angles_in_jax_equal_differences(function, rng):
     jax = pytest.importorskip("jax")
     # Older versions have it among what is experimental alone.
     with (jax if hasattr(jax, "enable_x64") else jax.experimental).enable_x64(True):
-        arrays = [jax.numpy.asarray(x) for x in sample(SHAPES[1], rng)]
+        arrays = [jax.numpy.asarray(rng.standard_normal(s)) for s in SHAPES]
         check = importlib.import_module("jax.test_util").check_grads
         check(jax.jit(function), arrays, order=1)
         check(jax.jit(function), arrays, order=2, modes=["rev"])
 
 
-@pytest.mark.parametrize("compiles", [False, True], ids=["kernels", "compiled"])
-def test_gradients_of_compiled_and_of_kernels_equal_those_of_operations(compiles, rng):
-    torch = pytest.importorskip("torch")
-    arrays = [torch.from_numpy(x) for x in sample(SHAPES[1], rng)]
-
-    def loss(*arrays: Any) -> Any:
-        return sum((y * y.cos()).sum() for y in FUNCTIONS[0](*arrays))
-
-    function = torch.compile(loss, fullgraph=True, backend="aot_eager") if compiles else loss
-    # A kernel rotates where angles are constants.
-    for recorded in ((0, 1, 2),) if compiles else ((0, 1, 2), (0, 1)):
-        gradients = []
-        for differentiated in (partial(truth, loss), function):
-            given = [x.clone().requires_grad_(i in recorded) for i, x in enumerate(arrays)]
-            differentiated(*given).backward()
-            gradients.append([given[i].grad for i in recorded])
-        torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-12)
+HOSTS = rows(("numpy-portable", "numpy-chunked", "numpy-native", "torch", "torch-native"))
 
 
 @pytest.mark.parametrize("backend", HOSTS)
-def test_results_in_place_and_of_strided_and_read_only_arrays_are_equal(backend, rng):
-    wide, angles = draw(rng, 2, 5, 6, 40)[..., ::2], 3 * draw(rng, 2, 2, 5, 8).swapaxes(1, 2)
+@pytest.mark.parametrize("in_place", [False, True])
+def test_apply_angles_takes_strided_arrays_in_place_and_read_only_angles(backend, in_place, rng):
+    wide, angles = sample(rng, 2, 5, 6, 40)[..., ::2], 3 * sample(rng, 2, 2, 5, 8).swapaxes(1, 2)
     angles.flags.writeable = False
-    expected = [expect(x, angles) for x in (wide[:, :, :4], wide[:, :, 4:])]
-    for times in range(3):
-        x = backend.make(wide)
-        a = angles if backend.module == "numpy" else backend.make(angles)
-        q, k = x[:, :, :4], x[:, :, 4:]
-        out = (q if times else backend.make(np.zeros((2, 5, 4, 20), np.float32)), k)
-        results = apply_angles(q, k, a, layout="half", out=out)
-        assert all(y is o for y, o in zip(results, out, strict=True))
-        for y, e in zip(results, expected, strict=True):
-            np.testing.assert_allclose(backend.back(y), e, **CLOSE)
+    x, a = backend.make(wide), angles if backend.module == "numpy" else backend.make(angles)
+    q, k = x[:, :, :4], x[:, :, 4:]
+    out = (q if in_place else backend.make(np.zeros((2, 5, 4, 20), np.float32)), k)
+    for y, given in zip(apply_angles(q, k, a, layout="half", out=out), out, strict=True):
+        assert y is given
+        before = wide[:, :, 4:] if given is k else wide[:, :, :4]
+        np.testing.assert_allclose(backend.back(y), expect(before, angles), **CLOSE)
 
 
 @pytest.mark.parametrize("lengths", [(0, 5, 4, 2), (2, 0, 4, 2), (2, 5, 0, 0), (2, 5, 0, 2)])
-def test_empty_axes_give_empty_results(backend, lengths):
+def test_apply_angles_of_empty_axes_gives_empty_results(backend, lengths):
     (*rows, q_heads, heads), f4 = lengths, np.float32
     shapes = (*rows, q_heads, 8), (*rows, heads, 8), (*rows, heads, 4)
-    results = backend.run(FUNCTIONS[0], *(backend.make(np.zeros(s, f4)) for s in shapes))
+    results = backend.run(BY_ANGLES, *(backend.make(np.zeros(s, f4)) for s in shapes))
     assert [backend.back(y).shape for y in results] == [*shapes[:2]]
 
 
-def test_shared_angles_win_where_axes_are_missing(rng):
-    x = draw(rng, 2, 2, 2, 8)
-    angles = draw(rng, 2, 2, 4)  # (batch, tokens, r/2), and not (tokens, heads, r/2)
-    for given in (angles, angles[None]):
-        for y in apply_angles(x, x, given, layout="half"):
-            np.testing.assert_allclose(y, expect(x, given), **CLOSE)
-
-
+Q, COLUMNS = np.ones((1, 3, 4, 8)), np.ones((3, 2))
 ERRORS: list[tuple[str, dict[str, Any]]] = [
     ("angles has 4 heads, q 4 and k 2; pass angles with", {"angles": np.ones((1, 3, 4, 2))}),
     ("k_angles has 4 heads, k 2; pass k_angles", {"k_angles": np.ones((1, 3, 4, 2))}),
@@ -217,33 +188,33 @@ ERRORS: list[tuple[str, dict[str, Any]]] = [
     ("angles has shape (2,); it needs two axes", {"angles": np.ones(2)}),
     ("k_angles[..., 0] has shape (2,)", {"k_angles": np.ones((2, 2))}),
     ("angles has 8 columns, one for each", {"angles": np.ones((3, 8))}),
-    ("angles has 2 columns and k_angles 3", {"k_angles": np.ones((3, 3))}),
+    ("angles has 2 columns and k_angles 3", {"k_angles": np.ones((3, 3)), "out": None}),
+    ("angles has 2 heads, q 4 and k 4", {"k": Q, "angles": np.ones((1, 3, 2, 2)), "out": None}),
+    ("differ in batch axis", {"q": np.tile(Q, (2, 1, 1, 1)), "k_angles": COLUMNS, "out": None}),
     ("does not fit in head_dim=8", {"rotary_offset": 6}),
     ("layout must be one of", {"layout": "neox"}),
     ("angles is a list", {"angles": [[1.0, 2.0]] * 3}),
     ("k_angles is a numpy array", {"k_angles": np.ones((3, 2), int)}),
     ("norm must be a rope_xp.QKNorm", {"norm": np.ones(8)}),
-    ("out[0] overlaps k", {"out": "swapped"}),
 ]
 
 
 @pytest.mark.parametrize(("message", "changed"), ERRORS)
-def test_bad_arguments_raise_and_write_nothing(message, changed):
+def test_apply_angles_refuses_bad_arguments_and_writes_nothing(message, changed):
     q, k = np.ones((1, 3, 4, 8)), np.ones((1, 3, 2, 8))
-    options = {"angles": np.ones((3, 2)), "out": (q, k)} | changed
-    if options["out"] == "swapped":
-        k = np.ones_like(q)
-        options["out"] = (k, q)
+    options = {"q": q, "k": k, "angles": np.ones((3, 2)), "out": (q, k)} | changed
     with pytest.raises((RopeError, TypeError), match=re.escape(message)):
-        apply_angles(q, k, **options)
+        apply_angles(**options)
     assert (q == 1).all()
     assert (k == 1).all()
 
 
-def test_tables_of_heads_are_checked_against_arrays():
+def test_given_tables_and_angles_are_checked_against_arrays():
     x, table = np.ones((1, 3, 4, 8)), np.ones((1, 3, 3, 2))
     with pytest.raises(RopeError, match="cos has 3 heads, x 4; pass cos with the heads of k"):
         apply_tables(x, table, table)
+    with pytest.raises(RopeError, match=r"out\[0\] overlaps k"):
+        apply_angles(x, other := np.ones_like(x), table[0, :, 0], out=(other, x))
     torch = pytest.importorskip("torch")
     with pytest.raises(TypeError, match="q is a numpy array and angles a torch array"):
         apply_angles(x, x, torch.ones(3, 2))

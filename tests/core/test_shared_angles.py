@@ -11,7 +11,7 @@ from support.targets import Target, truth
 
 import rope_xp
 from rope_xp import Angles, Choice, QKNorm, RoPE, RopeError
-from rope_xp.scaling import Linear, LongRoPE, YaRN
+from rope_xp.scaling import Linear, YaRN
 
 YARN = YaRN(4.0, 4096)
 ROPES = {
@@ -28,17 +28,19 @@ def check_at(
 ) -> None:
     """Compare two layers and what undoes one with the methods of the rope."""
 
-    def rotate(q: Any, k: Any) -> Any:
-        angles = rope.at(positions, like=q)
+    def rotate(q: Any, k: Any, *on_device: Any) -> Any:
+        angles = rope.at(*on_device or (positions,), like=q)
         pair = angles.apply(q, k, **options)
         return *pair, angles.rotate(q, **options), angles.unrotate(k, **options)
 
     q_right, k_right = truth(rope.apply, q, k, positions, **options)
-    results = backend.run(rotate, backend.make(q), backend.make(k))
-    for result, right, x in zip(results, (q_right, k_right, q_right), (q, k, q), strict=False):
+    back, inputs = truth(rope.unrotate, k, positions, **options), [backend.make(q), backend.make(k)]
+    if isinstance(positions, np.ndarray) and positions.dtype == np.int32:
+        inputs.append(backend.make(positions))
+    *results, undone = backend.run(rotate, *inputs)
+    for result, right, x in zip(results, (q_right, k_right, q_right), (q, k, q), strict=True):
         check_result(backend, result, right, x, rope)
-    back = truth(rope.unrotate, k, positions, **options)
-    check_result(backend, results[3], back, k, rope, inverse=True)
+    check_result(backend, undone, back, k, rope, inverse=True)
 
 
 @pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES)
@@ -48,39 +50,30 @@ def test_angles_rotate_as_their_rope(backend, rope, rng):
         check_at(backend, rope, q, k, POSITIONS)
 
 
-@pytest.mark.parametrize("kind", ["batched", "one a sequence", "fractions", "token", "components"])
-def test_angles_of_positions_of_every_kind_rotate_as_their_rope(backend, kind, rng):
-    axes = (0, 1, 0, 1) if kind == "components" else None
-    positions: Any = rng.integers(0, 1 << 20, (2, 2, 9) if axes else (2, 9))
-    if kind == "one a sequence":
-        positions = positions[:, :1]
-    elif kind == "fractions":
-        positions = positions + 0.25
-    elif kind == "token":
-        positions = 70_000
-    tokens = 1 if kind == "token" else 9
-    q, k = (sample(rng, 2, h, tokens, 8) for h in (3, 1))
-    rope = RoPE(layout="half", position_axes=axes)
-    check_at(backend, rope, q, k, positions, axes="bhsd")
+AT = np.array([[5, 1 << 20, 7], [70_000, 0, 1]])
+KINDS = {
+    "batched": AT,
+    "one a sequence": AT[:, :1],
+    "fractions": AT + 0.25,
+    "token": 70_000,
+    "components": np.stack([AT, AT[::-1]]),
+    "on the device": AT.astype(np.int32),
+}
 
 
-def test_angles_of_device_positions_rotate_as_their_rope(backend, rng):
-    x = sample(rng, 9, 2, 8)
-    expected = truth(RoPE().rotate, x, POSITIONS)
-    check(backend, lambda x, p: RoPE().at(p, like=x).rotate(x), x, POSITIONS, expected=expected)
+@pytest.mark.parametrize("kind", KINDS)
+def test_at_takes_positions_of_every_kind(backend, kind, rng):
+    q, k = (sample(rng, 2, h, 1 if kind == "token" else 3, 8) for h in (3, 1))
+    rope = RoPE(layout="half", position_axes=(0, 1, 0, 1) if kind == "components" else None)
+    check_at(backend, rope, q, k, KINDS[kind], axes="bhsd")
 
 
-def test_angles_like_any_array_have_the_head_dim_that_is_given(backend, rng):
+def test_at_like_any_array_takes_the_head_dim_that_is_given(backend, rng):
     rope, ids = RoPE(layout="half", scaling=YARN), rng.integers(0, 9, (2, 9)).astype(np.int32)
     expected = truth(rope.at, POSITIONS, like=sample(rng, 16))
     for like in (ids, sample(rng, 9, 24)):
-        for head_dim in (16,) if backend.compiles else (8, 16, 16):  # the third is cached
-            angles = backend.run(
-                lambda x, n=head_dim: rope.at(POSITIONS, like=x, head_dim=n), backend.make(like)
-            )
+        angles = backend.run(lambda x: rope.at(POSITIONS, like=x, head_dim=16), backend.make(like))
         np.testing.assert_array_equal(backend.back(angles.cos), expected.cos)
-    with pytest.raises(TypeError, match="head_dim must be an integer; got 16.0"):
-        rope.at(POSITIONS, like=backend.make(ids), head_dim=16.0)
 
 
 def test_angles_made_in_one_function_rotate_in_another(backend, rng):
@@ -95,28 +88,24 @@ def test_angles_made_in_one_function_rotate_in_another(backend, rng):
         check_result(backend, result, truth(rotate, x, POSITIONS), x, rope)
 
 
-def test_angles_of_given_tables_rotate_as_the_tables(backend, rng):
+def test_with_tables_rotates_as_apply_tables(backend, rng):
     rope = RoPE(layout="interleaved_to_half", rotary_dim=6, rotary_offset=1)
-    q, k = sample(rng, 9, 3, 8), sample(rng, 9, 1, 8)
-    tables = RoPE().cos_sin(POSITIONS, 6)
-    apply = partial(rope_xp.apply_tables, layout=rope.layout, rotary_offset=1)
-    expected = tuple(truth(apply, x, *tables) for x in (q, k))
-    back = truth(apply, q, *tables, inverse=True)
+    q, k, tables = sample(rng, 9, 3, 8), sample(rng, 9, 1, 8), RoPE().cos_sin(POSITIONS, 6)
+    by_tables = partial(rope_xp.apply_tables, layout=rope.layout, rotary_offset=1)
+    expected = tuple(truth(by_tables, x, *tables) for x in (q, k))
 
     def rotate(q: Any, k: Any, *tables: Any) -> Any:
         return rope.with_tables(*tables).apply(q, k)
 
     check(backend, rotate, q, k, *tables, rope=rope, expected=expected)
-    made = [backend.make(x) for x in (q, k)]
-    by_numpy = rotate(*made, *tables)
-    for result, right, x in zip(by_numpy, expected, (q, k), strict=True):
-        check_result(backend, result, right, x, rope)
-    result = rope.with_tables(*map(backend.make, tables)).unrotate(made[0])
+    made = backend.make(q)
+    check_result(backend, rotate(made, made, *tables)[1], expected[0], q, rope)  # of numpy
+    result = rope.with_tables(*map(backend.make, tables)).unrotate(made)
+    back = truth(by_tables, q, *tables, inverse=True)
     check_result(backend, result, back, q, rope, inverse=True)
 
 
-def test_arrays_of_other_widths_than_the_angles_keep_their_own(backend, rng):
-    """Angles are as wide as what they are made like; each array is computed in its own width."""
+def test_angles_compute_each_array_in_its_own_width(backend, rng):
     if "float64" not in backend.floats:
         pytest.skip("it has no float64")
     arrays = [sample(rng, 9, 2, 8, dtype=dtype) for dtype in ("float64", "float32")]
@@ -132,34 +121,20 @@ def test_arrays_of_other_widths_than_the_angles_keep_their_own(backend, rng):
     check(backend, rotate, *arrays, expected=(wide, single) * 2)
 
 
-def test_angles_write_to_given_arrays_and_refuse_overlap():
+def test_angles_write_to_out_and_refuse_overlap():
     q, k = np.ones((9, 4, 8), np.float32), np.ones((9, 2, 8), np.float32)
-    expected = RoPE().apply(q, k, POSITIONS)
-    angles = RoPE().at(POSITIONS, like=q)
-    results = angles.apply(q, k, out=(q, k))
-    assert (results[0] is q, results[1] is k) == (True, True)
+    expected, angles = RoPE().apply(q, k, POSITIONS), RoPE().at(POSITIONS, like=q)
+    same(angles.apply(q, k, out=(q, k)), expected)
     same((q, k), expected)
-    assert angles.rotate(q, out=q) is q
-    assert angles.unrotate(q, out=q) is q
+    assert angles.rotate(q, out=q) is angles.unrotate(q, out=q) is q
     np.testing.assert_allclose(q, expected[0], rtol=0, atol=1e-6)
     memory = np.zeros((9, 1, 8), np.float32)
     with pytest.raises(RopeError, match="out overlaps cos; pass an array"):
         RoPE().with_tables(memory[:, 0, :4], angles.sin).rotate(np.ones_like(memory), out=memory)
 
 
-def test_inverse_tables_are_held_only_where_there_is_a_factor():
-    x = np.ones((9, 2, 8), np.float32)
-    assert RoPE().at(POSITIONS, like=x).inverse is None
-    cos, _ = RoPE(scaling=YARN).at(POSITIONS, like=x).inverse
-    assert cos[0, 0] == np.float32(1 / YARN.effective_attention_factor)
-
-
 # --- Choice: each sequence of a batch has the bits of its own RoPE -------------------------------
 
-LONG = RoPE(
-    layout="half",
-    scaling=LongRoPE((1.0,) * 4, (1.0, 1.5, 4.0, 30.0), 4096, max_position_embeddings=131072),
-)
 CHOICES = tuple(
     RoPE(layout="half", rotary_dim=8, scaling=scaling)
     for scaling in (None, Linear(4.0), YaRN(8.0, 4096))
@@ -167,16 +142,14 @@ CHOICES = tuple(
 
 
 @pytest.mark.parametrize(("where", "axes"), [("host", "bhsd"), ("device", "sbhd")])
-def test_a_choice_rotates_each_sequence_by_its_own_rope(backend, axes, where, rng):
+def test_choice_rotates_each_sequence_by_its_own_rope(backend, axes, where, rng):
     which = np.array([2, 0, 1, 2], np.int32)
     positions = np.array([[5, 6, 7], [1, 2, 3], [70_000, 4, 1_000_000], [0, 0, 1]])
-    arrays, expected = [], []
+    arrays, expected, order = [], [], ["bshd".index(name) for name in axes]
     for x in (sample(rng, 4, 3, 4, 12), sample(rng, 4, 3, 2, 12)):
         rows = [truth(CHOICES[j].rotate, x[[i]], positions[[i]]) for i, j in enumerate(which)]
-        order = ["bshd".index(name) for name in axes]
         arrays.append(x.transpose(order).copy())
         expected.append(np.concatenate(rows).transpose(order))
-
     on_host = Choice(CHOICES, which)
 
     def rotate(q: Any, k: Any, on_device: Any) -> Any:
@@ -186,50 +159,28 @@ def test_a_choice_rotates_each_sequence_by_its_own_rope(backend, axes, where, rn
     check(backend, rotate, *arrays, which, rope=CHOICES[2], expected=tuple(expected))
 
 
-def test_a_choice_takes_longrope_by_the_length_of_each_request(rng):
-    lengths = np.array([4096, 4097, 10, 100_000])
-    choice = Choice((LONG.for_length(4096), LONG.for_length(4097)), lengths > 4096)
-    x = rng.standard_normal((4, 1, 2, 8))
-    rotated = choice.at(lengths[:, None] - 1, like=x).rotate(x)
-    for i, n in enumerate(lengths.tolist()):
-        expected = LONG.for_length(n).rotate(x[i : i + 1], [[n - 1]])
-        np.testing.assert_array_equal(rotated[i : i + 1], expected)
-
-
-def test_a_choice_is_undone_shared_by_layers_and_written_in_place(rng):
+def test_choice_is_undone_and_has_the_options_of_a_rope(rng):
     q, k = sample(rng, 4, 3, 4, 12), sample(rng, 4, 3, 2, 12)
     choice = Choice(CHOICES, [0, 1, 2, 0])
-    angles = choice.at(np.arange(12).reshape(4, 3), like=q)
+    positions, slots = np.arange(24).reshape(2, 4, 3) % 12
+    angles, norm = choice.at(positions, like=q), QKNorm(eps=1e-5)
     np.testing.assert_allclose(angles.unrotate(angles.rotate(q)), q, rtol=0, atol=2e-6)
     expected = angles.apply(q, k)
-    positions, slots = np.arange(24).reshape(2, 4, 3) % 12
-    norm = QKNorm(eps=1e-5)
     same(choice.apply(q, k, positions), expected)
+    same(choice.unrotate(q, positions), angles.unrotate(q))
     same(choice.apply(q, k, positions, norm=norm), angles.apply(q, k, norm=norm))
     same(choice.rotate(q, positions, norm=norm), angles.rotate(q, norm=norm))
     by_size = choice.at(positions, like=slots, head_dim=12)
     same((by_size.cos, by_size.sin), (angles.cos, angles.sin))
-    np.testing.assert_array_equal(choice.rotate(q), choice.at(np.arange(3), like=q).rotate(q))
+    same(choice.rotate(q), choice.at(np.arange(3), like=q).rotate(q))
     cache = np.zeros((20, 2, 12), np.float32)
     choice.apply(q, k, positions, slots=slots, out=(None, cache))
-    np.testing.assert_array_equal(cache[:12].reshape(4, 3, 2, 12), expected[1])
-    results = choice.apply(q, k, positions, out=(q, k))
-    assert results[0] is q
-    for result, right in zip(results, expected, strict=True):
-        np.testing.assert_array_equal(result, right)
+    same(cache[:12].reshape(4, 3, 2, 12), expected[1])
+    assert choice.apply(q, k, positions, out=(q, k))[0] is q
+    same((q, k), expected)
 
 
-def test_a_choice_rotates_packed_tokens_by_their_own_rope(rng):
-    """A batch of sequences of one token, each with its own number."""
-    packed, positions, which = sample(rng, 12, 4, 12), np.arange(12) ** 2, np.arange(12) % 3
-    angles = Choice(CHOICES, which).at(positions[:, None], like=packed)
-    rotated = angles.rotate(packed[:, None])[:, 0]
-    for i, rope in enumerate(CHOICES):
-        expected = rope.rotate(packed[which == i], positions[which == i])
-        np.testing.assert_array_equal(rotated[which == i], expected)
-
-
-def test_a_choice_has_gradients_and_gives_nan_out_of_range_where_none_are_read():
+def test_choice_has_gradients_and_gives_nan_out_of_range_where_none_are_read():
     torch = pytest.importorskip("torch")
     x = torch.ones(3, 1, 2, 12, requires_grad=True)
     Choice(CHOICES[:2], torch.tensor([0, 1, 1])).apply(x, x, [[5], [6], [7]])[0].sum().backward()
