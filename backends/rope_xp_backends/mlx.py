@@ -48,7 +48,7 @@ class _MlxNamespace:
 
     @staticmethod
     def arange(
-        start: int, stop: int | None = None, step: int = 1, *, dtype: mx.Dtype, **_: Any
+        start: int, stop: int | None = None, step: int = 1, *, dtype: mx.Dtype = mx.int32, **_: Any
     ) -> mx.array:
         """Ignore ``device``."""
         start, stop = (0, start) if stop is None else (start, stop)

@@ -166,7 +166,8 @@ def _write_share(
         elif head_dim and (odd := int(head_dim * share)) % 2:  # read as if it were odd + 1
             is_same = base ** ((odd + 1) / odd) == rope.base
             parameters["rope_theta"] = base if is_same else rope.base ** (odd / (odd + 1))
-    if share == stated == model.partial == 1.0:
+    of_all = _keys.first_value(part, *PARTIAL)  # which layers without one of their own read
+    if share == stated == model.partial == 1.0 and of_all in (None, 1.0):
         parameters.pop("partial_rotary_factor", None)
     else:
         parameters["partial_rotary_factor"] = share

@@ -114,11 +114,13 @@ def from_segments(segments: Any) -> Array:
     """
     backend, segments = _read_rows("segments", segments, "integers, a number for each sequence")
     xp, tokens = backend.xp, segments.shape[-1]
-    index = xp.broadcast_to(xp.arange(tokens, device=backend.device(segments)), segments.shape)
+    index = xp.arange(tokens, device=backend.device(segments))
+    index = xp.broadcast_to(index, segments.shape)
     changes = segments[..., 1:] != segments[..., :-1]
-    starts = xp.concat([xp.ones_like(segments[..., :1], dtype=xp.bool), changes], axis=-1)
+    always = xp.zeros_like(segments[..., :1]) == 0
+    starts = xp.concat([always, changes], axis=-1)
     # Sorted, the starts of runs stand at their numbers.
-    ordered = xp.sort(xp.where(starts, index, xp.full_like(index, tokens)), axis=-1)
+    ordered = xp.sort(xp.where(starts, index, tokens + xp.zeros_like(index)), axis=-1)
     first = xp.take_along_axis(ordered, _count(xp, starts, index.dtype) - 1, axis=-1)
     counts = xp.astype(index - first, segments.dtype)
     return xp.where(segments != 0, counts, xp.zeros_like(segments))

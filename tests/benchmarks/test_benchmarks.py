@@ -2,51 +2,42 @@
 
 import itertools
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
+from support.programs import ROOT
 
-from asv_benchmarks.shared import contenders, rival_calls
+from asv_benchmarks.shared import common, contenders, rival_calls
 from rope_xp._bench import inputs
 
 discovery = pytest.importorskip("asv_runner.discovery", reason="it finds benchmarks")
-
-ROOT = Path(__file__).resolve().parents[2]
-BENCHMARKS = list(discovery.disc_benchmarks(str(ROOT / "asv_benchmarks")))
-
-
-@pytest.fixture
-def few_tokens(monkeypatch):
-    from asv_benchmarks.shared import common
-
-    small = {"QUICK": True, "TOKENS": 16, "REPEAT": 1, "LOOPS": (1, 1)}
-    for name, value in small.items():
-        monkeypatch.setattr(common, name, value)
+# What compiles, or trains, or loads a model.
+SLOW = ("Training", "TorchCompile", "InGraph", "Graphs", "diffusion", "Engine", "jax:cpu")
 
 
-def on_gpu(*values):
-    return [pytest.mark.gpu] if any(":gpu" in str(value) for value in values) else []
+def mark(name, slow):
+    if ":gpu" in name:
+        return [pytest.mark.gpu]
+    return [pytest.mark.slow] if any(word in name for word in slow) else []
 
 
 def combinations():
     """Yield benchmarks with the first combination of their parameters on a CPU, all on a GPU."""
-    for benchmark in BENCHMARKS:
+    for benchmark in discovery.disc_benchmarks(str(ROOT / "asv_benchmarks")):
         if benchmark.type == "time" and "timeraw" in benchmark.name:
             continue
-        slow = ("Training", "TorchCompile", "InGraph", "Graphs", "diffusion", "Engine", "jax:cpu")
         is_first = True
         for i, values in enumerate(itertools.product(*benchmark._params)):
-            marks, name = on_gpu(*values), "-".join([benchmark.name, *map(str, values)])
-            if not marks and any(word in name for word in slow):
-                marks = [pytest.mark.slow]
-            if is_first or on_gpu(*values):
-                yield pytest.param(benchmark, i, id=name, marks=marks)
-            is_first = is_first and bool(on_gpu(*values))
+            name = "-".join([benchmark.name, *map(str, values)])
+            if is_first or ":gpu" in name:
+                yield pytest.param(benchmark, i, id=name, marks=mark(name, SLOW))
+            is_first = is_first and ":gpu" in name
 
 
 @pytest.mark.parametrize(("benchmark", "index"), list(combinations()))
-def test_benchmark_runs(few_tokens, benchmark, index, capsys):
+def test_benchmark_runs(benchmark, index, capsys, monkeypatch):
+    for name, value in {"QUICK": True, "TOKENS": 16, "REPEAT": 1, "LOOPS": (1, 1)}.items():
+        monkeypatch.setattr(common, name, value)
     if benchmark._params:
         benchmark.set_param_idx(index)
     if benchmark.do_setup():
@@ -57,13 +48,9 @@ def test_benchmark_runs(few_tokens, benchmark, index, capsys):
         assert math.isfinite(benchmark.do_run())  # a difference of two times may be below 0
 
 
-COMPILED = ("compile", "engine")
 RIVALS = [
-    pytest.param(
-        *(target, rival, dtype, layout),
-        # They are compiled, which takes seconds.
-        marks=on_gpu(target) or [pytest.mark.slow] * any(name in rival for name in COMPILED),
-    )
+    # Some are compiled, which takes seconds.
+    pytest.param(target, rival, dtype, layout, marks=mark(target + rival, ("compile", "engine")))
     for rival, contender in rival_calls.RIVALS.items()
     for target in contender.targets
     # Of two layouts, each in one of two dtypes.
@@ -73,9 +60,8 @@ RIVALS = [
 
 @pytest.mark.parametrize(("target", "rival", "dtype", "layout"), RIVALS)
 def test_rival_rotates_as_rope_xp(target, rival, dtype, layout):
-    tokens = 40
     try:
-        device, ours, theirs = contenders.pair(target, layout, dtype, "new", rival, tokens)
+        device, ours, theirs = contenders.pair(target, layout, dtype, "new", rival, 40)
     except inputs.CannotMeasure as reason:
         pytest.skip(str(reason))
     # Float32 angles below 40 are off by 4e-6, components of q are below 5; bfloat16 has 8 bits,

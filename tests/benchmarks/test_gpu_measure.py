@@ -1,49 +1,32 @@
 """What is measured on GPUs: wrong rivals are left out, gradients turn back, constants exist."""
 
-import sys
-import types
-
 import pytest
 from support.cases import slow
 
-from asv_benchmarks.gpu import measure, tune
-from asv_benchmarks.shared import contenders, rival_calls
+from asv_benchmarks.gpu import bars, measure, tune
+from asv_benchmarks.shared import contenders
+from asv_benchmarks.shared.rival_calls import Contender
 from rope_xp._bench import targets
 
-torch = pytest.importorskip("torch")
-
-
-def flash(x, cos, sin, interleaved=False, inplace=False, seqlen_offsets=0, cu_seqlens=None):
-    """Rotate halves in float32, with the signature of flash-attn."""
-    cos, sin, (a, b) = cos[:, None].float(), sin[:, None].float(), x.float().chunk(2, -1)
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)
-
+pytest.importorskip("torch")
 
 TARGET = targets.find("torch:cpu")
+WRONG = {
+    "other way": lambda arrays, at: tuple(measure.ROPE.unrotate(x, at) for x in arrays),
+    "one array": lambda arrays, at: (measure.ROPE.rotate(arrays[0], at), arrays[1]),
+    "NaN": lambda arrays, at: tuple(x * float("nan") for x in arrays),
+}
 
 
-@pytest.mark.parametrize("fault", ["other way", "other layout", "one array", "NaN"])
-def test_what_rotates_differently_is_not_timed(fault, monkeypatch):
-    def wrong(x, cos, sin):
-        if fault == "NaN":
-            return x * float("nan")
-        if fault == "other layout":
-            shuffled = x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
-            return flash(shuffled, cos, sin)
-        return flash(x, cos, sin if fault == "one array" and x.shape[2] == 32 else -sin)
-
-    for name in ("flash_attn", "flash_attn.layers", "flash_attn.layers.rotary"):
-        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-        vars(sys.modules[name]).update(__path__=[], apply_rotary_emb=wrong)
-    made = {"flash_attn": rival_calls.RIVALS["flash_attn"]}
-    accepted, missing = measure.tried(TARGET, made)
+@pytest.mark.parametrize("fault", WRONG)
+def test_what_rotates_differently_is_not_timed(fault):
+    accepted, missing = measure.tried(TARGET, {"rival": Contender(lambda _: WRONG[fault])})
     assert not accepted
-    assert missing["flash_attn"].startswith("rotates differently: off by ")
+    assert missing["rival"].startswith("rotates differently: off by ")
 
 
 @pytest.mark.parametrize("library", ["torch", slow("jax")])
-def test_gradients_are_those_of_the_rotation(library):
-    """What is timed is what is meant: the gradient of a rotation turns back."""
+def test_gradients_that_are_timed_are_those_of_the_rotation(library):
     target = targets.find(f"{library}:cpu")
     at = measure.Case(2, 16).put(target)
     made, _ = measure.tried(target, measure.contenders_of(target, compile_too=False))
@@ -64,9 +47,17 @@ def test_the_constants_that_are_tried_are_there(library):
     if library == "torch":
         pytest.importorskip("triton")
     named = {*tune.SWEEPS[library], *(name for each in tune.ALONE[library] for name in each)}
-    assert [name for name in named if not tune.modules(library, name)] == []
+    assert all(tune.modules(library, name) for name in named)
+    if library == "torch":
+        timed = {row["contender"] for row in tune.one("torch", "cpu", {}, 1)["speed"]}
+        assert timed == {measure.COPY, measure.FLAT_COPY, measure.US, measure.IN_PLACE}
 
 
-def test_one_combination_of_constants_is_timed():
-    contenders = {speed["contender"] for speed in tune.one("torch", "cpu", {}, 1)["speed"]}
-    assert contenders == {"copy", "flat copy", measure.US, measure.IN_PLACE}
+@pytest.mark.parametrize("library", ["torch", "jax"])
+def test_the_contenders_of_a_gpu_are_those_of_the_bars(library):
+    """A bar about a contender of another name would never be measured."""
+    made = measure.contenders_of(targets.find(f"{library}:cpu"))
+    asked = [bar for bar in bars.BARS if bar.target == f"{library}:gpu"]
+    named = {name for bar in asked for name in (bar.ours, *bar.others)}
+    assert named
+    assert named <= {*made, measure.COPY, measure.FLAT_COPY}

@@ -51,7 +51,7 @@ def test_builders_return_arrays_of_the_library_that_is_asked_for(backend):
 MASK = np.array([[0, 0, 1, 1], [1, 1, 1, 1], [1, 1, 0, 0], [0, 1, 0, 1], [0, 0, 0, 0]])
 
 
-COMPILED = ("numpy", "array-api-strict", "torch", "torch-compile", "jax", "jax-jit")
+COMPILED = ("numpy", "array-api-strict", "torch", "torch-compile", "jax", "jax-jit", "mlx")
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int32", "int64"])

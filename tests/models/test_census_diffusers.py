@@ -188,13 +188,14 @@ def test_patch_takes_frequencies_that_were_cast_to_bfloat16(monkeypatch):
 
 EMBEDDING = re.compile(r"\w*(Rotary|Rope|RoPE)\w*|\w*EmbedND\d?|\w+[a-z\d]PosEmbed")
 LEFT = """
-    AnimaRotaryEmbedding AnyFlowCausalRotaryPosEmbed AnyFlowRotaryPosEmbed
-    Cosmos3VLTextRotaryEmbedding ErnieImageEmbedND3 Kandinsky6RoPE1D LTX2AudioVideoRotaryPosEmbed
-    LTX2VideoVaeRotaryPosEmbed3D LTXVideoRotaryPosEmbed MiniMaxH3VideoRotaryPosEmbed MochiRoPE
-    OmniGenSuScaledRotaryEmbedding QwenImage21Rope RotaryEmbedding
-    SanaWMLTX2AudioVideoRotaryPosEmbed SanaWMRotaryPosEmbed StableAudio3RotaryEmbedding
+    AnimaRotaryEmbedding AnyFlowCausalRotaryPosEmbed AnyFlowRotaryPosEmbed BriaPosEmbed
+    Cosmos3VLTextRotaryEmbedding ErnieImageEmbedND3 Ideogram4MRoPE Kandinsky6RoPE1D
+    LTX2AudioVideoRotaryPosEmbed LTX2VideoVaeRotaryPosEmbed3D LTXVideoRotaryPosEmbed
+    MiniMaxH3VideoRotaryPosEmbed MochiRoPE OmniGenSuScaledRotaryEmbedding QwenImage21Rope
+    RotaryEmbedding SanaWMLTX2AudioVideoRotaryPosEmbed SanaWMRotaryPosEmbed
+    StableAudio3RotaryEmbedding
 """
-"""Rotary modules of models that patch refuses, or that keep their own tables."""
+"""Rotary modules of models that patch refuses or diffusers lacks, or that keep their own tables."""
 ROTATING = """
     AnimaTextConditionerAttnProcessor AnyFlowAttnProcessor AnyFlowCausalAttnProcessor
     BriaFibo2AttnProcessor ErnieImageSingleStreamAttnProcessor JoyImageEditPlusAttnProcessor

@@ -126,6 +126,13 @@ HALF = RoPE(layout="half")
 FIXED = replace(HALF, scaling=scaling.DynamicNTK(2.0, 64)).for_length(128)
 
 
+def test_to_hf_config_writes_whole_heads_beside_a_share_of_all_layers():
+    config = {"model_type": "laguna", "partial_rotary_factor": 0.5, "head_dim": 32}
+    ropes = from_hf_config(config)
+    assert [rope.rotary_dim for rope in ropes.values()] == [16, None]
+    assert from_hf_config(to_hf_config(ropes, config)) == ropes
+
+
 @pytest.mark.parametrize(
     ("model_type", "rope", "message"),
     [

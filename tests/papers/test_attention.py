@@ -10,8 +10,63 @@ from rope_xp import RoPE
 from rope_xp.papers import attention
 from rope_xp.scaling import YaRN
 
+MASK = np.random.default_rng(4).random((2, 1, 12, 12)) < 0.6
+MASK[..., 0] = True  # torch has no row without anything to attend to
+AT = np.arange(12) * 5
+CACHED = AT[-3:, None] >= AT
 FEW = np.ones((2, 1, 12, 12), bool)
 FEW[0, 0, 3] = False  # a token that may attend to nothing
+OPTIONS = {
+    "causal": ({"causal": True}, {"is_causal": True}),
+    "fewer keys": ({"causal": True}, {"is_causal": True}),
+    "mask": ({"mask": MASK}, {"attn_mask": MASK}),
+    "both": ({"mask": MASK, "causal": True}, {"attn_mask": MASK & np.tri(12, dtype=bool)}),
+    "scale": ({"scale": 0.3}, {"scale": 0.3}),
+    "rope": ({"rope": RoPE(layout="half"), "positions": AT}, {}),
+    "cache": (
+        {"rope": RoPE(), "positions": AT[-3:], "k_positions": AT, "mask": CACHED},
+        {"attn_mask": CACHED},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_attention_is_that_of_torch(name):
+    torch = pytest.importorskip("torch")
+    options, of_torch = OPTIONS[name]
+    q, k, v = build_qkv(s=3 if name == "cache" else 12, t=9 if name == "fewer keys" else 12)
+    rotated = q, k
+    if "rope" in options:
+        rotated = (options["rope"].rotate(x, AT[-x.shape[1] :]) for x in (q, k))
+    tensors = [torch.tensor(x).transpose(1, 2) for x in (*rotated, v)]
+    of_torch = {key: torch.tensor(x) if key == "attn_mask" else x for key, x in of_torch.items()}
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        *tensors, enable_gqa=True, **of_torch
+    )
+    result = attention.attention(q, k, v, **options)
+    np.testing.assert_allclose(result, expected.transpose(1, 2).numpy(), **CLOSE)
+
+
+def test_attention_of_tokens_that_attend_to_nothing_is_zero():
+    q, k, v = build_qkv()
+    result, unmasked = attention.attention(q, k, v, mask=FEW), attention.attention(q, k, v)
+    assert not result[0, 3].any()
+    result[0, 3] = unmasked[0, 3]
+    np.testing.assert_allclose(result, unmasked, **CLOSE)
+    assert not attention.attention(q, k[:, :0], v[:, :0]).any()
+
+
+def test_attention_of_large_scores_does_not_overflow():
+    """Not before they are scaled either: 64 products of 1.6e37 are more than float32 holds."""
+    x = np.full((1, 1, 64), 4e18, np.float32)
+    np.testing.assert_allclose(attention.scores(x, x), 8 * np.float64(x[0, 0, 0]) ** 2, rtol=1e-5)
+    q, k, v = build_qkv()
+    result = attention.attention(q * 1e4, k * 1e4, v)
+    nearest = oracles.scores(q.astype(np.float64), k.astype(np.float64)).argmax(-1)
+    for b, h in np.ndindex(2, 4):  # one weight is all but 1
+        np.testing.assert_allclose(result[b, :, h], v[b, nearest[b, h], h // 2], **CLOSE)
+
+
 CALLS = {
     "scores": (attention.scores, 2, {}),
     "attention": (attention.attention, 3, {"mask": FEW, "causal": True}),
@@ -21,63 +76,6 @@ CALLS = {
     "spans": (attention.global_pointer, 2, {"mask": FEW[:, 0, 3]}),
 }
 """Each with the number of its arrays. Masks need 12 tokens."""
-
-
-@pytest.mark.parametrize("kind", ["causal", "mask", "both", "cross", "rope", "scale"])
-def test_attention_is_that_of_torch(kind):
-    torch = pytest.importorskip("torch")
-    q, k, v = build_qkv(t=9 if kind == "cross" else 12)
-    mask = np.random.default_rng(4).random((2, 1, 12, 12)) < 0.6
-    mask[..., 0] = True  # torch has no row without anything to attend to
-    options = {}
-    torch_options = {"enable_gqa": True}
-    if kind in ("causal", "cross"):
-        options["causal"] = torch_options["is_causal"] = True
-    if kind in ("mask", "both"):
-        options |= {"mask": mask, "causal": kind == "both"}
-        allowed = mask & np.tril(mask | True) if kind == "both" else mask
-        torch_options["attn_mask"] = torch.tensor(allowed)
-    if kind == "scale":
-        options["scale"] = torch_options["scale"] = 0.3
-    rotated = (q, k)
-    if kind == "rope":
-        options |= {"positions": np.arange(12) * 5, "rope": RoPE(layout="half")}
-        rotated = options["rope"].apply(q, k, options["positions"])
-    result = attention.attention(q, k, v, **options)
-    expected = torch.nn.functional.scaled_dot_product_attention(
-        *(torch.tensor(x).transpose(1, 2) for x in (*rotated, v)), **torch_options
-    )
-    np.testing.assert_allclose(result, expected.transpose(1, 2).numpy(), **CLOSE)
-
-
-def test_attention_of_tokens_that_attend_to_nothing_is_zero():
-    q, k, v = build_qkv()
-    result, unmasked = attention.attention(q, k, v, mask=FEW), attention.attention(q, k, v)
-    assert not result[0, 3].any()
-    np.testing.assert_allclose(result[1], unmasked[1], **CLOSE)
-    np.testing.assert_allclose(result[0, 4:], unmasked[0, 4:], **CLOSE)
-    assert not attention.attention(q, k[:, :0], v[:, :0]).any()
-
-
-def test_attention_with_a_cache_is_the_last_rows():
-    q, k, v = build_qkv()
-    rope, at = RoPE(layout="half"), np.arange(12)
-    whole = attention.attention(q, k, v, rope=rope, causal=True)
-    options = {"k_positions": at, "mask": at <= at[-3:, None]}
-    last = attention.attention(q[:, -3:], k, v, at[-3:], rope, **options)
-    np.testing.assert_allclose(last, whole[:, -3:], **CLOSE)
-
-
-def test_attention_of_large_scores_does_not_overflow():
-    """Not before they are scaled either: 64 products of 1.6e37 are more than float32 holds."""
-    x = np.full((1, 1, 64), 4e18, np.float32)
-    np.testing.assert_allclose(attention.scores(x, x), 8 * np.float64(x[0, 0, 0]) ** 2, rtol=1e-5)
-    q, k, v = build_qkv()
-    result = attention.attention(q * 1e4, k * 1e4, v)
-    assert np.isfinite(result).all()
-    nearest = oracles.scores(q.astype(np.float64), k.astype(np.float64)).argmax(-1)
-    for b, h in np.ndindex(2, 4):  # one weight is all but 1
-        np.testing.assert_allclose(result[b, :, h], v[b, nearest[b, h], h // 2], **CLOSE)
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -121,16 +119,14 @@ def test_functions_of_few_bits_compute_in_float32(backend, function, n):
         np.testing.assert_allclose(numbers, exact, rtol=rtol, atol=atol)
 
 
-@pytest.mark.parametrize("layout", ["interleaved", "half", "interleaved_to_half"])
-def test_scores_are_products_of_rotated_heads_scaled(layout):
+def test_scores_are_products_of_rotated_heads_scaled():
     q, k, _ = build_qkv()
     positions = np.arange(12) * 91
-    expected = oracles.scores(*(oracles.rotate_heads(x, positions, layout) for x in (q, k)))
-    rope = RoPE(layout=layout)
-    np.testing.assert_allclose(attention.scores(q, k, positions, rope), expected / 4, **CLOSE)
-    scaled = attention.scores(q, k, positions, rope, scale=1.0)
-    np.testing.assert_allclose(scaled, expected, rtol=1e-5, atol=4e-5)
-    rope = RoPE(layout=layout, scaling=YaRN(4.0, 64, mscale=1.0, mscale_all_dim=1.0))
+    rotated = (oracles.rotate_heads(x, positions, "half") for x in (q, k))
+    expected, call = oracles.scores(*rotated), (q, k, positions, RoPE(layout="half"))
+    np.testing.assert_allclose(attention.scores(*call), expected / 4, **CLOSE)
+    np.testing.assert_allclose(attention.scores(*call, scale=1.0), expected, rtol=1e-5, atol=4e-5)
+    rope = RoPE(scaling=YaRN(4.0, 64, mscale=1.0, mscale_all_dim=1.0))
     ours, plain = (attention.scores(q, k, rope=rope, scale=scale) for scale in (None, 0.25))
     np.testing.assert_allclose(ours, plain * np.float32(rope.softmax_scale), **CLOSE)
 
@@ -151,7 +147,7 @@ def test_global_pointer_scores_spans_that_the_mask_allows(upper, scale):
     real = np.arange(12) < np.array([[12], [7]])
     options = {"mask": real, "upper_triangular": upper, "scale": scale}
     result = attention.global_pointer(q, k, rope=RoPE(), **options)
-    rotated = (oracles.rotate_heads(x.astype(np.float64), np.arange(12)) for x in (q, k))
+    rotated = (oracles.rotate_heads(x, np.arange(12)) for x in (q, k))
     expected = oracles.scores(*rotated) / (4 if scale else 1)
     in_order = np.tri(12, dtype=bool).T | (not upper)
     is_span = real[:, None, :, None] & real[:, None, None, :] & in_order

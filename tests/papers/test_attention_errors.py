@@ -7,8 +7,8 @@ from support.attention_oracles import FUNCTIONS
 from rope_xp import RoPE, RopeError
 from rope_xp.papers.attention import attention, global_pointer, linear_attention, scores
 
+torch = pytest.importorskip("torch")
 X = np.ones((2, 5, 4, 8), np.float32)
-every_function = pytest.mark.parametrize(("function", "n"), FUNCTIONS)
 
 
 @pytest.mark.parametrize(
@@ -32,28 +32,19 @@ def test_functions_refuse_arrays_that_do_not_fit(i, x, error, message):
                 function(*arrays[:n], rope=RoPE())
 
 
-@every_function
-def test_functions_refuse_arrays_of_two_libraries_or_devices(function, n):
-    torch = pytest.importorskip("torch")
-    x, meta = torch.ones(2, 5, 4, 8), torch.ones(2, 5, 4, 8, device="meta")
+@pytest.mark.parametrize(("function", "n"), FUNCTIONS)
+def test_functions_refuse_arrays_of_two_libraries_and_positions_without_a_rope(function, n):
+    x, at, rest = torch.ones(2, 5, 4, 8), np.arange(5), [X] * (n - 1)
     with pytest.raises(TypeError, match="q is a numpy array and k a torch array; convert one"):
         function(X, *[x] * (n - 1))
     with pytest.raises(RopeError, match="q is on cpu and [kv] on meta; move one of them"):
-        function(*[x] * (n - 1), meta)
-    with pytest.raises(TypeError, match="q is a numpy array and mask a torch array"):
-        attention(X, X, X, mask=torch.ones(5, 5, dtype=torch.bool))
-    with pytest.raises(TypeError, match="q is a numpy array and the result of phi a torch array"):
-        linear_attention(X, X, X, feature_map=(torch.tensor, np.exp))
-
-
-@every_function
-def test_functions_refuse_positions_without_a_rope(function, n):
+        function(*[x] * (n - 1), x.to("meta"))
     with pytest.raises(RopeError, match="positions needs a rope.*pass rope=rope_xp.RoPE()"):
-        function(*[X] * n, np.arange(5))
+        function(X, *rest, at)
     with pytest.raises(TypeError, match="rope must be a rope_xp.RoPE; got 'half'"):
-        function(*[X] * n, np.arange(5), "half")
+        function(X, *rest, at, "half")
     with pytest.raises(RopeError, match=r"positions has shape \(4,\)"):
-        function(*[X] * n, np.arange(4), RoPE())
+        function(X, *rest, at[:4], RoPE())
 
 
 MASK = np.ones(5, bool)
@@ -65,22 +56,22 @@ OPTIONS = [
     ("scale must be positive and finite", RopeError, scores, {"scale": float("nan")}),
     ("scale must be a number", TypeError, scores, {"scale": "0.5"}),
     ("mask is a numpy.*must be boolean.*mask == 0", TypeError, attention, {"mask": MASK * 1.0}),
+    ("q is a numpy array and mask a torch", TypeError, attention, {"mask": torch.tensor(MASK)}),
     (r"k tokens\) = \(2, 4, 5, 5\)", RopeError, attention, {"mask": np.ones((2, 5, 5), bool)}),
     (r"tokens\) = \(2, 5\)", RopeError, global_pointer, {"mask": np.ones((3, 5), bool)}),
-    *(
-        (message, error, linear_attention, {"feature_map": feature_map})
-        for message, error, feature_map in (
-            ("feature_map must be 'elu', 'softmax' or two .*'relu'", RopeError, "relu"),
-            ("'softmax' or two functions", TypeError, (np.exp, "elu")),
-            (r"the result of phi has.*\(2, 5, 4, any\)", RopeError, (lambda x: x.sum(-1), np.exp)),
-            ("the result of varphi is a float; expected", TypeError, (np.exp, lambda x: 1.0)),
-        )
-    ),
     (
         "softmax of k over all tokens.*cannot be causal; use 'elu'",
         *(RopeError, linear_attention, {"feature_map": "softmax", "causal": True}),
     ),
 ]
+MAPS = [
+    ("feature_map must be 'elu', 'softmax' or two .*'relu'", RopeError, "relu"),
+    ("'softmax' or two functions", TypeError, (np.exp, "elu")),
+    (r"the result of phi has.*\(2, 5, 4, any\)", RopeError, (lambda x: x.sum(-1), np.exp)),
+    ("the result of varphi is a float; expected", TypeError, (np.exp, lambda x: 1.0)),
+    ("q is a numpy array and the result of phi a torch array", TypeError, (torch.tensor, np.exp)),
+]
+OPTIONS += [(*expected, linear_attention, {"feature_map": maps}) for *expected, maps in MAPS]
 
 
 @pytest.mark.parametrize(("message", "error", "function", "options"), OPTIONS)

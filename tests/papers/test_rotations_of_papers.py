@@ -1,7 +1,6 @@
 """Rotations of recent papers by public functions, compared with the formulae of their code."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,43 +12,45 @@ from rope_xp.scaling import Scaling, inverse_frequencies
 TOKENS, HEADS, KV_HEADS, DIM = 40, 8, 4, 16
 POSITIONS = np.arange(TOKENS)
 W = inverse_frequencies(10000.0, DIM)
-# float64: products of numbers near 1, and angles below 1e3 radians that are rounded once.
-CLOSE: dict[str, float] = {"rtol": 0, "atol": 1e-12}
+HALF = RoPE(layout="half")
 
 
 @pytest.fixture
-def qk(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    q, k = (rng.standard_normal((1, TOKENS, heads, DIM)) for heads in (HEADS, KV_HEADS))
-    return q, k
+def qk(rng):
+    return tuple(rng.standard_normal((1, TOKENS, heads, DIM)) for heads in (HEADS, KV_HEADS))
 
 
-def to_complex(x: np.ndarray) -> np.ndarray:
-    """Return pairs (i, i + r/2) as complex numbers, of a key head for each query head."""
-    x = np.repeat(x, HEADS // x.shape[2], axis=2)
+def for_heads(x, heads=HEADS):
+    """Repeat what is given for each key head, as a group of query heads shares it."""
+    return np.repeat(x, heads // x.shape[2], axis=2)
+
+
+def to_complex(x):
+    """Return pairs (i, i + r/2) as complex numbers."""
     return x[..., : DIM // 2] + 1j * x[..., DIM // 2 :]
 
 
-def turn(x: np.ndarray, angles: np.ndarray) -> np.ndarray:
-    """Rotate pairs as complex numbers; angles of a key head serve a group of query heads."""
-    angles = np.repeat(angles, x.shape[2] // angles.shape[2], axis=2)
-    z = (x[..., : DIM // 2] + 1j * x[..., DIM // 2 :]) * np.exp(1j * angles)
+def turn(x, angles):
+    z = to_complex(x) * np.exp(1j * for_heads(angles, x.shape[2]))
     return np.concatenate([z.real, z.imag], -1)
 
 
-def score(q: np.ndarray, k: np.ndarray) -> np.ndarray:
+def score(q, k):
     """Return dot products, (heads, queries, keys)."""
-    return np.einsum("bthd,bshd->hts", q, np.repeat(k, HEADS // k.shape[2], axis=2))
+    return np.einsum("bthd,bshd->hts", q, for_heads(k))
 
 
-def complex_score(q: np.ndarray, k: np.ndarray, distance: np.ndarray) -> np.ndarray:
+def complex_score(q, k, distance):
     """Return sum_i q_i conj(k_i) exp(i distance w_i), (heads, queries, keys)."""
     waves = np.exp(1j * distance[..., None] * W)
-    return np.einsum("bthc,bshc,tsc->hts", to_complex(q), to_complex(k).conj(), waves)
+    return np.einsum("bthc,bshc,tsc->hts", to_complex(q), to_complex(for_heads(k)).conj(), waves)
 
 
-def check(rotated: Any, expected: Any) -> None:
-    for x, y in zip(rotated, expected, strict=True):
-        np.testing.assert_allclose(x, y, **CLOSE)
+def check(got, expected, atol=1e-12):
+    # float64: products of numbers near 1, and angles below 1e3 radians that are rounded once. Of
+    # scores, 16 of them.
+    for x, y in zip(got, expected, strict=True):
+        np.testing.assert_allclose(x, y, rtol=0, atol=atol)
 
 
 def test_fope_of_vllm_is_tables_for_each_head(rng, qk):
@@ -58,12 +59,12 @@ def test_fope_of_vllm_is_tables_for_each_head(rng, qk):
     mix_cos, mix_sin = rng.standard_normal((2, KV_HEADS, kept, kept))
     waves = POSITIONS[:, None] * W[:kept]
     pad = (0, 0), (0, 0), (0, DIM // 2 - kept)
-    cos = np.pad(np.einsum("tD,hDd->thd", np.cos(waves), mix_cos), pad, constant_values=1.0)
-    sin = np.pad(np.einsum("tD,hDd->thd", np.sin(waves), mix_sin), pad)
+    cos = np.pad(np.einsum("tD,hDd->thd", np.cos(waves), mix_cos), pad, constant_values=1.0)[None]
+    sin = np.pad(np.einsum("tD,hDd->thd", np.sin(waves), mix_sin), pad)[None]
     for x in qk:
-        c, s = (np.tile(np.repeat(t, x.shape[2] // KV_HEADS, 1), 2) for t in (cos, sin))
+        c, s = (np.tile(for_heads(t, x.shape[2]), 2) for t in (cos, sin))
         half = np.concatenate([-x[..., DIM // 2 :], x[..., : DIM // 2]], -1)
-        check([rope_xp.apply_tables(x, cos[None], sin[None], layout="half")], [x * c + half * s])
+        check([rope_xp.apply_tables(x, cos, sin, layout="half")], [x * c + half * s])
 
 
 def test_mamba3_is_a_cumulative_angle_for_each_head(rng, qk):
@@ -74,8 +75,7 @@ def test_mamba3_is_a_cumulative_angle_for_each_head(rng, qk):
     for t in range(TOKENS):
         state = np.mod(state + np.tanh(raw[:, t]) * np.pi * dt[:, t], 2 * np.pi)
         expected.append(np.exp(1j * np.repeat(state, 2, 1)))
-    pairs = q[..., :10:2] + 1j * q[..., 1:10:2]
-    pairs = pairs * np.stack(expected, 1)
+    pairs = (q[..., :10:2] + 1j * q[..., 1:10:2]) * np.stack(expected, 1)
     angles = rope_xp.cumulative_angles(np.tanh(raw) * np.pi * dt, 1)
     q_rotated, _ = rope_xp.apply_angles(q, k, angles)
     check([q_rotated[..., :10:2], q_rotated[..., 1:10:2]], [pairs.real, pairs.imag])
@@ -87,8 +87,7 @@ def test_selective_rope_is_a_gated_cumulative_angle(rng, qk):
     phi = rng.standard_normal((1, TOKENS, KV_HEADS, DIM // 2))
     gate = 1 / (1 + np.exp(-rng.standard_normal((1, TOKENS, KV_HEADS, 1))))
     steps = (phi + np.exp(rng.standard_normal((KV_HEADS, DIM // 2)))) * gate
-    angles = rope_xp.cumulative_angles(W * steps, 1)
-    rotated = rope_xp.apply_angles(*qk, angles, layout="half")
+    rotated = rope_xp.apply_angles(*qk, rope_xp.cumulative_angles(W * steps, 1), layout="half")
     check(rotated, [turn(x, W * np.cumsum(steps, 1)) for x in qk])
 
 
@@ -111,25 +110,24 @@ def test_pope_is_a_rotation_of_pairs_with_a_zero(rng, qk):
     turns = np.broadcast_to(angles, (1, TOKENS, KV_HEADS, DIM))
     rotated = rope_xp.apply_angles(*padded, turns, k_angles=turns + delta)
     phase = angles[None, :, 0] - angles[:, 0][:, None] + np.repeat(delta, 2, 0)[:, None, None]
-    k = np.repeat(k, 2, 2)
-    expected = np.einsum("bthc,bshc,htsc->hts", q, k, np.cos(phase))
-    np.testing.assert_allclose(score(*rotated), expected, rtol=0, atol=1e-11)
+    expected = np.einsum("bthc,bshc,htsc->hts", q, for_heads(k), np.cos(phase))
+    check([score(*rotated)], [expected], atol=1e-11)
 
 
 def test_imaginary_heads_of_rope_plus_plus_are_a_quarter_turn(qk):
     """Liu et al., arXiv 2512.07525: the imaginary part of the same complex product."""
-    rope, (q, k) = RoPE(layout="half"), qk
-    cos, sin = rope.cos_sin(POSITIONS, DIM, dtype=np.float64)
-    rotated = rope_xp.apply_tables(q, sin, -cos, layout="half"), rope.rotate(k)
+    q, k = qk
+    cos, sin = HALF.cos_sin(POSITIONS, DIM, dtype=np.float64)
+    rotated = rope_xp.apply_tables(q, sin, -cos, layout="half"), HALF.rotate(k)
     expected = complex_score(q, k, POSITIONS[:, None] - POSITIONS).imag
-    np.testing.assert_allclose(score(*rotated), expected, rtol=0, atol=1e-11)
+    check([score(*rotated)], [expected], atol=1e-11)
 
 
 @dataclass(frozen=True)
 class Tapered(Scaling):
     slow_pairs: int
 
-    def frequencies(self, base: float, rotary_dim: int) -> Any:
+    def frequencies(self, base, rotary_dim):
         w = inverse_frequencies(base, rotary_dim)
         w[-self.slow_pairs :] *= (1 + np.cos(np.linspace(0, np.pi, self.slow_pairs))) / 2
         return w
@@ -145,18 +143,15 @@ def test_cope_is_a_scaling_that_tapers_slow_pairs(qk):
 
 def test_dual_chunk_attention_is_a_rotation_for_each_kind_of_chunk(qk):
     """An et al., arXiv 2402.17463; vLLM, dual_chunk_rope.py: chunks of 12 less 4 local tokens."""
-    chunk, length = 12, 12 - 4
-    rope, (q, k) = RoPE(layout="half"), qk
+    chunk, length, (q, k) = 12, 12 - 4, qk
     within = POSITIONS % length
-    intra, keys = rope.apply(q, k, within)
-    after = rope.rotate(q, np.minimum(within + length, chunk))
-    far = rope.rotate(q, np.full(TOKENS, min(2 * length - 1, chunk)))
+    after = np.minimum(within + length, chunk)
+    intra, keys = HALF.apply(q, k, within)
+    far = HALF.rotate(q, np.full(TOKENS, min(2 * length - 1, chunk)))
     behind = POSITIONS[:, None] // length - POSITIONS // length
     kinds = [behind == 0, behind == 1]
-    scores = np.select(kinds, [score(intra, keys), score(after, keys)], score(far, keys))
+    scores = [score(intra, keys), score(HALF.rotate(q, after), keys)]
     # The distance that each score depends on: never more than the chunk.
-    queries = within[:, None], np.minimum(within + length, chunk)[:, None]
-    distance = np.select(kinds, queries, chunk) - within
-    assert distance.max() <= chunk
+    distance = np.select(kinds, (within[:, None], after[:, None]), chunk) - within
     expected = complex_score(q, k, distance).real
-    np.testing.assert_allclose(scores, expected, rtol=0, atol=1e-11)
+    check([np.select(kinds, scores, score(far, keys))], [expected], atol=1e-11)

@@ -4,7 +4,6 @@ import numpy as np
 
 from rope_xp.papers import attention
 from support.oracles import rotate_complex
-from support.targets import numpy_dtype
 
 # Sums of 16 products and 20 weights in float32, each of eps = 1.2e-7 and of values up to 4: 20 of
 # them at worst, by chance a few. cos and sin add 2.4e-7 each.
@@ -19,12 +18,13 @@ FUNCTIONS = [
 """Each with the number of its arrays."""
 
 
-def normal(*shape, seed=0, dtype="float32"):
-    return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(numpy_dtype(dtype))
+def normal(*shape, seed=0):
+    return np.random.default_rng([seed, *shape]).standard_normal(shape)
 
 
 def build_qkv(*, s=12, t=12, fewer=2):
-    return normal(2, s, 4, 16), normal(2, t, fewer, 16, seed=1), normal(2, t, fewer, 6, seed=2)
+    shapes = (2, s, 4, 16), (2, t, fewer, 16), (2, t, fewer, 6)
+    return [normal(*shape, seed=i).astype(np.float32) for i, shape in enumerate(shapes)]
 
 
 def rotate_heads(x, positions, layout="interleaved"):
@@ -33,30 +33,8 @@ def rotate_heads(x, positions, layout="interleaved"):
     return rotate_complex(x, angles[:, None], layout)
 
 
-def head_pairs(q, k):
-    """Return each head of q with the head of k that serves it."""
-    return [(h, h // (q.shape[-2] // k.shape[-2])) for h in range(q.shape[-2])]
-
-
 def scores(q, k):
     """Eq. 16 of arXiv 2104.09864 by heads, unscaled; q and k are rotated already."""
-    heads = [q[..., h, :] @ k[..., g, :].mT for h, g in head_pairs(q, k)]
+    group = q.shape[-2] // k.shape[-2]
+    heads = [q[..., h, :] @ k[..., h // group, :].mT for h in range(q.shape[-2])]
     return np.stack(heads, axis=-3)
-
-
-def linear_attention(q, k, v, phi, varphi, rotate, causal):
-    """Eq. 19 as it stands: a square of weights, summed over n."""
-    plain = scores(phi(q), varphi(k))
-    rotated = scores(rotate(phi(q)), rotate(varphi(k)))
-    allowed = np.tril(np.ones(plain.shape[-2:])) if causal else np.ones(plain.shape[-2:])
-    weights = rotated * allowed / (plain * allowed).sum(-1, keepdims=True)
-    heads = [weights[..., h, :, :] @ v[..., g, :] for h, g in head_pairs(q, k)]
-    return np.stack(heads, axis=-2)
-
-
-def elu_plus_one(x):
-    return np.where(x > 0, x, np.expm1(np.minimum(x, 0))) + 1
-
-
-def softmax(x, axis):
-    return np.exp(x) / np.exp(x).sum(axis, keepdims=True)

@@ -86,10 +86,9 @@ def together(key):
 
 def launch(key, grid, block, words):
     assert words.size == 1  # cupy passes no other array by value
-    norm_dtype = key.dtype if key.norm else None
-    library = _library(norm_dtype, key.apart)
-    assert words.itemsize == library.size() * (1 + key.apart)
-    function = getattr(library, f"launch_{_numbers(norm_dtype, key.apart)[key]}")
+    of = key.dtype if key.norm else None, key.apart
+    assert words.itemsize == 8 * cuda_plan.N_ARGUMENTS * (1 + key.apart)
+    function = getattr(_library(*of), f"launch_{_numbers(*of)[key]}")
     function.restype = ctypes.c_bool
     integers = ctypes.c_uint * 3
     aligned = function(integers(*grid), integers(*block), ctypes.c_void_p(words.ctypes.data))
@@ -106,22 +105,16 @@ def every_key():
             yield CudaKey(dtype, pairs_in, pairs_out, access, source, in_place)
 
 
-def norm_keys():
-    return [key._replace(norm=True) for key in every_key()]
-
-
 @lru_cache
 def _numbers(norm_dtype, apart):
-    keys = [key for key in norm_keys() if key.dtype == norm_dtype] if norm_dtype else every_key()
-    return {key._replace(apart=apart): i for i, key in enumerate(keys)}
+    keys = [key for key in every_key() if norm_dtype in (None, key.dtype)]
+    return {key._replace(norm=bool(norm_dtype), apart=apart): i for i, key in enumerate(keys)}
 
 
 class Cuda(_Path):
     name = "cuda"
     normalizes = takes_slots = True
-
-    def __init__(self):
-        self.ran = []
+    ran = ()
 
     def decline_reason(self, call, *, forced):
         return cuda.decline_reason(call)

@@ -179,11 +179,10 @@ _LINES = (_FRAMES, torch.arange(4), torch.arange(5))
 
 _ROWS: dict[str, RotaryModule] = {
     """
-        FluxPosEmbed Flux2PosEmbed Flux3PosEmbed Krea2RotaryPosEmbed BriaEmbedND BriaPosEmbed
+        FluxPosEmbed Flux2PosEmbed Flux3PosEmbed Krea2RotaryPosEmbed BriaEmbedND
         BriaFiboEmbedND LongCatImagePosEmbed OvisImagePosEmbed
     """: _from_ids("neighbours"),
     "MiniMaxH3RotaryPosEmbed": _from_ids("halves"),
-    "Ideogram4MRoPE": _from_ids("halves", (2,)),
     "RopeEmbedder": _from_ids("complex", method="__call__"),
     "Lumina2RotaryPosEmbed": _from_ids("complex", (2,), method="_get_freqs_cis"),
     "HiDreamImageEmbedND": _from_ids("matrices", (2,), heads=2),

@@ -16,7 +16,7 @@ from support.fuzz import cases
 from support.fuzz.memory import View, lay
 from support.kinds import KINDS
 from support.rules import Times
-from support.targets import numpy_dtype, truth
+from support.targets import ALL_FLOATS, numpy_dtype, truth
 
 import rope_xp
 from rope_xp import RoPE, RopeError
@@ -131,7 +131,7 @@ def plain(x):
 
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(view=cases.views(4), layout=st.sampled_from(LAYOUTS))
+@given(view=cases.views(4, ALL_FLOATS, True), layout=st.sampled_from(LAYOUTS))
 def test_memory_of_every_kind_is_rotated_as_its_copy(any_path, view, layout):
     """Where kernels cannot read or write it, a copy is. What lies around it stays."""
     if any_path == "cuda":  # which declines where head_dim is not contiguous

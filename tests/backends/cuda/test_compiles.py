@@ -7,29 +7,21 @@ import subprocess
 from collections import Counter
 
 import pytest
-from rope_xp_backends.gpu.cuda_plan import COMPONENTS, COS_SIN, NARROW_COS_SIN, TABLE_LOOKUP
+from rope_xp_backends.gpu.cuda_plan import COMPONENTS, TABLE_LOOKUP
 from support import cuda_on_cpu
 from support.cases import slow
 from support.cuda_on_cpu import every_key
 
-WIDE = [key for key in every_key() if key.access == 16]
-# For arrays that lie askew: one generation stands for all, and bfloat16 for float16.
+# For arrays that lie askew, one generation stands for all, and bfloat16 for float16.
 NARROW = [
-    key
-    for key in every_key()
-    if key.access < 16 and key.dtype != "float16" and key.source != COMPONENTS
+    k for k in every_key() if k.access < 16 and k.dtype != "float16" and k.source != COMPONENTS
 ]
-NORM = [key for key in cuda_on_cpu.norm_keys() if key.access == 16]
-APART = [key._replace(apart=True) for key in WIDE + NORM]
-EVERY = WIDE + APART
+WIDE = [key for key in every_key() if key.access == 16]
+NORM = [key._replace(norm=True) for key in WIDE]
+EVERY = WIDE + [key._replace(apart=True) for key in WIDE + NORM]
 MATRIX = {"sm_80": EVERY, "sm_90": EVERY + NARROW + NORM, "sm_100": EVERY, "sm_120": EVERY}
 INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+ )?([\w.]+)", re.MULTILINE)
 REPORT = re.compile(r"Compiling entry function '(\w+)'(.*?)Used (\d+) registers", re.DOTALL)
-# A block has 256 threads and a multiprocessor 65536 registers: two blocks of 128, three of 80.
-REGISTERS = {
-    arch: {COS_SIN: few, NARROW_COS_SIN: few, TABLE_LOOKUP: few, COMPONENTS: 128}
-    for arch, few in {"sm_80": 80, "sm_90": 80, "sm_100": 128, "sm_120": 128}.items()
-}
 WIDTHS = {16: {"128"}, 8: {"64"}, 4: set(), 2: {"U16"}}
 
 
@@ -66,19 +58,16 @@ def compiled(nvrtc, arch, keys):
 
 
 def disassembled(cubin, folder):
-    program = cuda_on_cpu.cuda_folder("bin") / "nvdisasm"
+    """Yield the name of each kernel with its instructions, in parts."""
     (folder / "kernels.cubin").write_bytes(cubin)
-    command = [str(program), "-c", str(folder / "kernels.cubin")]
+    command = [cuda_on_cpu.cuda_folder("bin") / "nvdisasm", "-c", folder / "kernels.cubin"]
     text = subprocess.run(command, check=True, capture_output=True, text=True, timeout=100).stdout
-    sections = re.split(r"^\.text\.", text, flags=re.MULTILINE)[1:]
-    return {section.partition(":")[0]: INSTRUCTION.findall(section) for section in sections}
+    for section in re.split(r"^\.text\.", text, flags=re.MULTILINE)[1:]:
+        yield section.partition(":")[0], [i.split(".") for i in INSTRUCTION.findall(section)]
 
 
 # Steps are primes, so that they reach every width of every dtype and layout.
-@pytest.mark.parametrize(
-    ("arch", "every"),
-    [("sm_90", 41), *(slow(arch, 7) for arch in MATRIX)],
-)
+@pytest.mark.parametrize(("arch", "every"), [("sm_90", 41), *(slow(arch, 7) for arch in MATRIX)])
 def test_kernels_fit_registers_and_spill_nothing(arch, every, nvrtc, tmp_path):
     keys = MATRIX[arch][::every]
     names, log, cubin = compiled(nvrtc, arch, keys)
@@ -87,31 +76,32 @@ def test_kernels_fit_registers_and_spill_nothing(arch, every, nvrtc, tmp_path):
     for name, report, registers in reports:
         key = names[name]
         assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in report, key
-        most = 128 if key.norm or key.apart else REGISTERS[arch][key.source]
+        # A block has 256 threads and a multiprocessor 65536 registers: two blocks of 128, three
+        # of 80.
+        is_small = arch in ("sm_80", "sm_90") and key.source != COMPONENTS
+        most = 80 if is_small and not (key.norm or key.apart) else 128
         assert int(registers) <= most, (key, registers)
-    kernels = disassembled(cubin, tmp_path)
+    kernels = dict(disassembled(cubin, tmp_path))
     assert {names[name] for name in kernels} == set(keys)
-    for name, instructions in kernels.items():
-        check_instructions(names[name], instructions)
+    for name, parts in kernels.items():
+        check_instructions(names[name], parts)
 
 
-def check_instructions(key, instructions):
-    parts = [instruction.split(".") for instruction in instructions]
+def check_instructions(key, parts):
     count = Counter(part[0] for part in parts)
     # A reciprocal root in float64 is a function of its own.
-    names = (
-        {"LDL", "STL"} if key.norm and key.dtype == "float64" else {"FFMA", "DFMA", "LDL", "STL"}
-    )
-    fused_or_local = names & set(count)
-    assert not fused_or_local, (key, fused_or_local)
+    forbidden = {"LDL", "STL"}
+    forbidden |= set() if key.norm and key.dtype == "float64" else {"FFMA", "DFMA"}
+    assert not forbidden & set(count), key
     # A division of integers, by pages, has a conversion with it.
     assert not any("FTZ" in part for part in parts if part[0] != "F2I"), key
     # Angles and positions are constant; q and k are read once (EF), or written over.
-    accesses = [p for p in parts if p[0] == "STG" or (p[0] == "LDG" and "CONSTANT" not in p)]
-    assert {"EF" in p for p in accesses if p[0] == "LDG"} == {not key.in_place}, key
     loads = [p for p in parts if p[0] == "LDG"]
+    of_rows = [p for p in loads if "CONSTANT" not in p]
+    assert {"EF" in p for p in of_rows} == {not key.in_place}, key
     if key.source == TABLE_LOOKUP:  # where angles wait for positions
-        assert loads[0] in accesses, key
+        assert "CONSTANT" not in loads[0], key
+    accesses = of_rows + [p for p in parts if p[0] == "STG"]
     kinds = {frozenset(p[1:]) & {"128", "64", "U16"} for p in accesses}
     assert kinds == {frozenset(WIDTHS[key.access])}, (key, kinds)
     assert count["STG"] >= 4, key

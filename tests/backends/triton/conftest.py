@@ -12,12 +12,11 @@ from rope_xp._dispatch.kernels import Kernels
 @pytest.fixture(autouse=True)
 def _no_plans():
     """Forget plans and cached calls, made before a constant or function was replaced."""
-    for pause in (True, False):
+    for is_over in (False, True):
         triton_plan.plan_launch.cache_clear()
-        calls = sys.modules.get("rope_xp_backends.torch.gpu_calls")
-        if calls is not None:
+        if calls := sys.modules.get("rope_xp_backends.torch.gpu_calls"):
             calls.CALLS.cache_clear()
-        if pause:
+        if not is_over:
             yield
 
 
@@ -25,13 +24,6 @@ def _no_plans():
 def _by_the_kernel():
     with rope_xp.use_path("triton"):
         yield
-
-
-@pytest.fixture(params=[False, True], ids=["32 bits", "64 bits"])
-def _offsets(request, monkeypatch):
-    """Once more as if every tensor had more than 2**31 elements."""
-    if request.param:
-        monkeypatch.setattr(triton_plan, "_INT32", 0)
 
 
 @pytest.fixture

@@ -1,20 +1,14 @@
 """The kernel for GPUs where there is none, in Triton's interpreter."""
 
-import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from support.programs import TESTS, environment
 
 pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
-
-TESTS = Path(__file__).parents[2]
-# Triton 3.6 has an assembler, of CUDA 12.9, that fuses pairs of floats on Blackwell though told not
-# to, which is within the promised 2 ulp; and an interpreter that numpy 2.4 breaks.
-OLD = triton.__version__.startswith("3.6.")
 
 # The tests of torch's operator without gradcheck, whose thousands of calls would be interpreted for
 # minutes, without graphs and checks of torch, which are the same whoever rotates, and without what
@@ -33,24 +27,26 @@ RUNS = [
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(OLD, reason="the interpreter of triton 3.6 fails with numpy 2.4")
+@pytest.mark.skipif(
+    triton.__version__.startswith("3.6."), reason="numpy 2.4 breaks its interpreter"
+)
 @pytest.mark.parametrize(
     ("files", "suite", "chosen", "least"), RUNS, ids=lambda a: a[0] if isinstance(a, list) else ""
 )
 def test_kernels_in_the_interpreter_pass_their_tests(files, suite, chosen, least):
-    paths = sorted(str(path) for file in files for path in TESTS.glob(file))
+    paths = [path for file in files for path in sorted(TESTS.glob(file))]
     options = ("-q", "-n", "0", "-p", "no:cacheprovider", "-m", suite, "-k", chosen)
+    # Not the options of the outer run, which may ask for processes of its own.
+    only = {"TRITON_INTERPRET": "1", "PYTEST_ADDOPTS": ""}
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, *paths],
         check=False,
         capture_output=True,
         text=True,
         timeout=900,
-        # Not the options of the outer run, which may ask for processes of its own.
-        env=os.environ | {"TRITON_INTERPRET": "1", "PYTEST_ADDOPTS": ""},
+        env=environment(**only),
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr
     assert "skipped" not in done.stdout
     passed = re.search(r"^(\d+) passed", done.stdout, re.MULTILINE)
-    assert passed, done.stdout[-4000:]
     assert int(passed[1]) >= least

@@ -2,7 +2,6 @@
 
 import contextlib
 import ctypes
-import json
 import shutil
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -11,7 +10,7 @@ import pytest
 from support.programs import printed
 
 import rope_xp
-from rope_xp import RoPE, RopeError
+from rope_xp import QKNorm, RoPE, RopeError
 from rope_xp._core.path import PathUnavailable
 from rope_xp._dispatch.kernels import Kernels
 
@@ -21,50 +20,48 @@ triton = pytest.importorskip("triton")
 from rope_xp_backends.torch import gpu  # noqa: E402  # they need torch
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402  # it needs torch
 
-
-def reason(x):
-    return dict(rope_xp.explain(x, x).declined)["triton"]
+X, WEIGHT = torch.ones(5, 2, 8), torch.ones(8)
 
 
-def test_other_devices_old_gpus_wide_heads_and_a_missing_package_are_declined(monkeypatch):
-    x = torch.ones(5, 2, 8)
-    assert reason(x) == "its kernels are for GPUs of CUDA and ROCm, and a tensor is on cpu"
+def reason(q=X, k=X, **options):
+    return dict(rope_xp.explain(q, k, **options).declined).get("triton")
+
+
+def test_explain_says_why_triton_declines_devices_heads_and_packages(monkeypatch):
+    assert reason() == "its kernels are for GPUs of CUDA and ROCm, and a tensor is on cpu"
     monkeypatch.setattr(gpu, "DEVICES", {"cpu"})
-    assert rope_xp.explain(x, x).path == "triton"
-    monkeypatch.setattr(gpu, "_read_capability", lambda _: (7, 5))
-    assert reason(x) == "its kernels need compute capability 8.0, and cpu has 7.5"
-    monkeypatch.undo()
-    monkeypatch.setattr(gpu, "DEVICES", {"cpu"})
+    assert rope_xp.explain(X, X).path == "triton"
     wide = torch.ones(5, 2, 4096)
-    assert "4096 components is 16384 bytes long" in reason(wide)
-    assert rope_xp.explain(wide.half(), wide.half()).path == "triton"
+    assert "4096 components is 16384 bytes long" in reason(wide, wide)
+    assert reason(wide.half(), wide.half()) is None
+    with monkeypatch.context() as patch:
+        patch.setattr(gpu, "_read_capability", lambda _: (7, 5))
+        assert reason() == "its kernels need compute capability 8.0, and cpu has 7.5"
     monkeypatch.setattr(gpu.KERNELS, "_decline_reason", "triton is not installed")
-    assert reason(x) == "triton is not installed"
     message = "cannot take this call: triton is not installed"
     with rope_xp.use_path("triton"), pytest.raises(RopeError, match=message):
-        RoPE().rotate(x)
+        RoPE().rotate(X)
 
 
-def test_norms_that_no_kernel_takes_are_declined(monkeypatch):
-    x, weight = torch.ones(5, 2, 8), torch.ones(8)
+DIFFER = "weights of q and k differ in dtype, or one has none"
+NORMS = [
+    (QKNorm(), {}, None),
+    (QKNorm(WEIGHT, torch.ones(8, requires_grad=True), offset=1.0), {}, None),
+    (QKNorm(round_between=True), {}, None),  # the kernel runs the second step
+    (QKNorm(), {"k_positions": [1] * 5}, None),
+    (QKNorm(torch.ones(2, 8), WEIGHT), {}, "one weight for all heads"),
+    (QKNorm(WEIGHT, torch.ones(16)[::2]), {}, "contiguous weights"),
+    *((QKNorm(*w), {}, DIFFER) for w in ((WEIGHT, None), (None, WEIGHT), (WEIGHT, WEIGHT.half()))),
+    (QKNorm(), {"k": X.half()}, "of one dtype"),
+    (QKNorm(WEIGHT._neg_view(), WEIGHT), {}, "plain operations"),
+]
+
+
+@pytest.mark.parametrize(("norm", "options", "expected"), NORMS)
+def test_explain_says_which_norms_triton_declines(norm, options, expected, monkeypatch):
     monkeypatch.setattr(gpu, "DEVICES", {"cpu"})
-
-    def reason(*weights, k=x, k_positions=None, **options):
-        norm = rope_xp.QKNorm(*weights, **options)
-        explanation = rope_xp.explain(x, k, k_positions=k_positions, norm=norm)
-        return dict(explanation.declined).get("triton")
-
-    assert reason() is reason(weight, weight, offset=1.0) is None
-    assert reason(round_between=True) is None  # the kernel runs the second step
-    assert "one weight for all heads" in reason(torch.ones(2, 8), weight)
-    assert "contiguous weights" in reason(weight, torch.ones(16)[::2])
-    differ = "weights of q and k differ in dtype, or one has none"
-    for weights in ((weight, None), (None, weight), (weight, weight.half())):
-        assert reason(*weights) == differ
-    assert "of one dtype" in reason(k=x.half())
-    assert reason(k_positions=[1] * 5) is None
-    assert reason(weight, torch.ones(8, requires_grad=True)) is None
-    assert "plain operations" in reason(weight._neg_view(), weight)
+    got = reason(norm=norm, **options)
+    assert (got is None) if expected is None else (expected in got)
 
 
 def test_a_triton_that_finds_no_driver_leaves_calls_to_other_paths(compile_by):
@@ -90,52 +87,20 @@ def test_failures_while_a_graph_is_captured_are_not_remembered(capturing, monkey
     with FakeTensorMode():
         arrays = (torch.ones(5, 2, 8, device="cuda:0"),)
     plan, tables = SimpleNamespace(variant=None), SimpleNamespace(components=None)
-    expected = pytest.raises(RuntimeError) if capturing else pytest.raises(PathUnavailable)
     warned = contextlib.nullcontext() if capturing else pytest.warns(RuntimeWarning, match="no")
-    with warned, expected:
+    with warned, pytest.raises(RuntimeError if capturing else PathUnavailable):
         gpu._load_launch(plan, arrays, tables)
     assert (kernels.decline_reason((None, 0)) is None) == capturing
 
 
-# How many launches a call takes, and how many kernels that no earlier call has loaded.
-CALLS = {
-    "q and k": (1, 1),
-    "in place": (1, 1),
-    "one token": (1, 1),  # rows of one axis, which take no division
-    "norm": (1, 1),
-    "tables": (1, 1),
-    "tables of 16 bits": (1, 1),
-    "slots": (1, 1),
-    "pages": (1, 1),
-    "two positions": (1, 1),
-    "two tables": (1, 1),
-    "two dtypes": (2, 2),
-    "more than 2**31 elements": (1, 1),
-}
-
-# Arguments besides: weights, eps and offset; slots; positions of k, or both its tables.
-MORE = {"norm": 4, "slots": 7, "pages": 7, "two positions": 7, "two tables": 8}
-
-
 @pytest.mark.slow
 def test_the_driver_gets_the_planned_grid_and_arguments(tmp_path):
-    """As a stand-in for it sees them: triton_launches.py."""
     if shutil.which("gcc") is None:
         pytest.skip("there is no gcc, which compiles Triton's launcher")
     with contextlib.suppress(OSError):
         ctypes.CDLL("libcuda.so.1")
         pytest.skip("there is a driver of CUDA; test_gpu.py launches by it")
-    calls = [json.loads(line) for line in printed("triton_launches.py", tmp_path).splitlines()]
-    assert {c["name"]: (len(c["found"]), c["modules"]) for c in calls} == CALLS
-    for call in calls:
-        assert call["capture mode"] == 0  # as it was before
-        for launch in call["found"]:
-            assert launch["launches"] == 1
-            assert launch["grid and threads got"] == [*launch["grid"], 128, 1, 1]
-            assert launch["got"] == launch["given"], call["name"]
-            assert len(launch["given"]) == 28 + MORE.get(call["name"], 0)
-            assert set(launch["added"]) <= {0}
-            assert launch["wide"] == (call["name"] == "more than 2**31 elements")
+    assert printed("triton_launches.py", tmp_path) == "every launch is right\n"
 
 
 def test_calls_like_earlier_ones_are_launched_without_a_plan(compile_by, monkeypatch):
@@ -145,9 +110,9 @@ def test_calls_like_earlier_ones_are_launched_without_a_plan(compile_by, monkeyp
     # Of 32 bits, as those of 64 on a CPU are narrowed before they are planned.
     position = torch.tensor([5], dtype=torch.int32)
     q, k = torch.ones(1, 1, 4, 8), torch.ones(1, 1, 2, 8)
-    weight, leaf = torch.ones(8), torch.ones(1, 1, 4, 8, requires_grad=True)
+    leaf, norm = torch.ones(1, 1, 4, 8, requires_grad=True), QKNorm(WEIGHT, WEIGHT)
+    memory = torch.ones(1, 1, 8, 8)
     rope, angles = RoPE(layout="half"), RoPE().at(position, like=q)
-    norm = rope_xp.QKNorm(weight, weight)
     calls = (
         lambda: rope.apply(q, k, position),
         lambda: rope.apply(q, k),
@@ -156,17 +121,16 @@ def test_calls_like_earlier_ones_are_launched_without_a_plan(compile_by, monkeyp
         lambda: angles.apply(q, k),
         lambda: angles.unrotate(q),
         lambda: rope_xp.apply_tables(q, angles.cos, angles.sin, out=q),
+        lambda: rope.apply(q, k, position, out=(memory[:, :, :4], memory[:, :, 4:6])),
     )
     for call in calls:
         call()
-    assert len(launched) == len(calls)
-    with monkeypatch.context() as patch:
-        patch.setattr(gpu, "plan_launch", lambda *_: pytest.fail("it was planned again"))
-        for call in calls:
-            call()
-        assert rope.rotate(leaf).requires_grad
-        with pytest.raises(pytest.fail.Exception):
-            rope.apply(q.double(), k.double(), position)
-    assert len(launched) == 2 * len(calls) + 1
+    monkeypatch.setattr(gpu, "plan_launch", lambda *_: pytest.fail("it was planned again"))
+    for call in calls:
+        call()
+    assert len(launched) == 2 * len(calls)
+    assert rope.rotate(leaf).requires_grad
+    with pytest.raises(pytest.fail.Exception):
+        rope.apply(q.double(), k.double(), position)
     with pytest.raises(RopeError, match="overlap"):
-        rope.apply(q, q[:, :, :2], position, out=(q, q[:, :, :2]))
+        rope.apply(q, k, position, out=(memory[:, :, :4], memory[:, :, 2:4]))
