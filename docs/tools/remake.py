@@ -3,7 +3,7 @@
     python docs/tools/remake.py [--check]
 
 Pictures go to docs/drawn. In a page, what stands between ``<!-- made: WHAT -->`` and
-``<!-- end -->`` is made: a table of TABLES, or a part of an example. All are committed. With
+``<!-- end -->`` is made: a table of TABLES. All are committed. With
 --check nothing is written; the exit status is 1 if anything would be.
 """
 
@@ -24,25 +24,14 @@ import figure_tables
 import pictures
 
 MADE = re.compile(r"(<!-- made: (.+) -->\n)(?:.*\n)*?(<!-- end -->)")
-PART = re.compile(r'(\S+), from "(.+)" to "(.+)"')
-
-
-def made(what: str) -> str:
-    """Return what belongs between the marks."""
-    part = PART.fullmatch(what)
-    if not part:
-        return figure_tables.TABLES[what]()
-    path, start, end = part.groups()
-    text = (PAGES / path).read_text("utf-8")
-    first = text.index(f"\n{start}")
-    last = text.index(f"\n{end}", first + 1)
-    return f"```python\n{text[first:last].strip()}\n```\n"
 
 
 def with_made(page: str) -> str:
     """Return a page with everything between marks made anew."""
     # Blank lines, or Markdown takes what follows for a part of the comment.
-    return MADE.sub(lambda found: f"{found[1]}\n{made(found[2])}\n{found[3]}", page)
+    return MADE.sub(
+        lambda found: f"{found[1]}\n{figure_tables.TABLES[found[2]]()}\n{found[3]}", page
+    )
 
 
 def files() -> dict[Path, bytes]:
