@@ -90,10 +90,11 @@ def test_seconds_end_calls_of_a_slow_function():
     function = partial(sleep, sizes := [], 4e-4)
     assert_rotates(function, HALF, HEAD_DIM, seconds=0.2)
     assert max(sizes) < 1031
+    slower = partial(sleep, [], 4e-3)  # 50 tokens in that time
     with pytest.raises(AssertionError, match="no answer within the given seconds"):
-        assert_rotates(function, RoPE(), HEAD_DIM, seconds=0.2)
+        assert_rotates(slower, RoPE(), HEAD_DIM, seconds=0.2)
     with pytest.raises(RopeError, match="no answer within the given seconds"):
-        identify(function, HEAD_DIM, seconds=0.2)
+        identify(slower, HEAD_DIM, seconds=0.2)
 
 
 def test_seconds_leave_time_for_the_cause():
