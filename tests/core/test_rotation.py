@@ -66,7 +66,9 @@ def test_numbers_of_16_bits_are_rounded_once(backend, dtype):
     kind = numpy_dtype(dtype)
     with np.errstate(all="ignore"):
         every = np.arange(1 << 16, dtype=np.uint16).view(kind)
-        every = every[np.abs(every.astype(np.float32)) < 3e4]
+        size = np.abs(every.astype(np.float32))
+        least = 1e-30 if backend.module == "jax" else 0.0  # XLA flushes subnormal numbers to 0
+        every = every[(size < 3e4) & (size >= least)]
     x = np.resize(every, (1024, 1, 64))
     rope, positions = RoPE(), np.arange(1024) * 997
     single = truth(rope.rotate, x.astype(np.float32), positions)
