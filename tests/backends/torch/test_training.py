@@ -3,8 +3,9 @@
 from functools import partial
 
 import pytest
+from support.cases import slow
 
-from rope_xp import RoPE
+from rope_xp import QKNorm, RoPE
 
 torch = pytest.importorskip("torch")
 checkpoint = pytest.importorskip("torch.utils.checkpoint")
@@ -27,10 +28,15 @@ POSITIONS = {
 class Layer(torch.nn.Module):  # type: ignore[misc,name-defined]  # torch may be missing
     def __init__(self, call="apply"):
         super().__init__()
-        self.q, self.k, self.call = torch.nn.Linear(32, 32), torch.nn.Linear(32, 32), CALLS[call]
+        self.q, self.k = torch.nn.Linear(32, 32), torch.nn.Linear(32, 32)
+        self.weight, self.call = torch.nn.Parameter(torch.linspace(0.5, 2.0, 16)), call
 
     def forward(self, x, positions):
-        q, k = self.call(*(m(x).unflatten(-1, (2, 16)) for m in (self.q, self.k)), positions)
+        q, k = (m(x).unflatten(-1, (2, 16)) for m in (self.q, self.k))
+        if self.call == "norm":
+            q, k = HALF.apply(q, k, positions, norm=QKNorm(self.weight, self.weight))
+        else:
+            q, k = CALLS[self.call](q, k, positions)
         return x + (q * k.flip(1)).flatten(-2)
 
 
@@ -41,7 +47,7 @@ def train(layers, x, positions, wrap=lambda layer, *arrays: layer(*arrays)):
     for layer in layers:
         y = wrap(layer, y, positions)
     y.square().mean().backward()
-    return [p.grad.clone() for layer in layers for p in layer.parameters()]
+    return [p.grad.clone() for layer in layers for p in layer.parameters() if p.grad is not None]
 
 
 def save_products(_context, op, *_, **__):
@@ -69,7 +75,8 @@ WRAPS = {
 @pytest.mark.parametrize("wrap", WRAPS)
 def test_gradients_under_checkpointing_and_offloading_equal_plain_ones(wrap, kind):
     """A first call of a signature and its recomputation save the same tensors."""
-    layers = [Layer(call) for call in CALLS if (call, kind) != ("angles", "none")]
+    layers = [Layer(call) for call in (*CALLS, "norm") if (call, kind) != ("angles", "none")]
+    assert len(train([Layer("norm")], torch.randn(1, 3, 32), None)) == 5  # of the weight too
     for tokens in (16, 16, 24):
         arrays = torch.randn(2, tokens, 32, requires_grad=True), POSITIONS[kind](tokens)
         torch.testing.assert_close(train(layers, *arrays, WRAPS[wrap]), train(layers, *arrays))
@@ -88,3 +95,17 @@ def test_positions_written_over_before_backward_do_not_matter(kind, inference):
         positions.add_(1)
     y.sum().backward()
     assert torch.equal(x.grad, expected)
+
+
+@pytest.mark.parametrize(("call", "tokens"), [slow("apply", 24), slow("norm", 1024)])
+def test_gradients_of_compiled_layers_under_checkpointing_equal_plain_ones(call, tokens):
+    """A graph has the operator for many tokens, and plain operations for few."""
+    layers = [Layer(call) for _ in range(2)]
+    options = {"fullgraph": True, "dynamic": True, "backend": "aot_eager"}
+    torch._dynamo.reset()
+    compiled = [torch.compile(layer, **options) for layer in layers]
+    for n in (16, tokens):
+        arrays = torch.randn(2, n, 32, requires_grad=True), torch.arange(n)
+        expected = train(layers, *arrays)
+        got = train(compiled, *arrays, RECOMPUTE)
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
