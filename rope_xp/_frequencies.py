@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 
 from rope_xp._arguments import fields, parse, table_forms
 from rope_xp._core import numbers
-from rope_xp._core.caches import cached, is_tracing
+from rope_xp._core.caches import cached
 from rope_xp._core.errors import RopeError
 from rope_xp._core.slices import slice_of
 from rope_xp._core.typing import Array, Device, Layout, Namespace
 from rope_xp._dispatch import find
+from rope_xp._dispatch.libraries import is_dynamo_compiling
 from rope_xp._rotation.frequencies import inverse_frequencies
 from rope_xp.angles import look_up_cos_sin
 from rope_xp.scaling import Axial, Scaling, _axial, _base
@@ -113,7 +114,7 @@ class RopeFields:  # noqa: PLW1641  # dataclass adds the hash
         if self.scaling is None:
             return self
         is_ours = type(self.scaling).__module__.startswith("rope_xp.")
-        is_cached = is_ours and not is_tracing()
+        is_cached = is_ours and not is_dynamo_compiling()
         fixed: Self | None = _find_fixed(self, n) if is_cached else _fix_length(self, n)
         return self if fixed is None else fixed
 

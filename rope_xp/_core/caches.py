@@ -15,8 +15,6 @@ _K = TypeVar("_K")
 
 REGISTRY: dict[str, Any] = {}
 """Every cache by the name of its function. Each has ``cache_clear``."""
-TRACERS: list[Callable[[], bool]] = []
-"""Functions of libraries that say whether a compiler traces, which would trace through a cache."""
 MAX_BYTES = 64 << 20
 """Size limit of all tables together, except that the newest two sets always stay."""
 PINNED: dict[int, Any] = {}
@@ -34,14 +32,6 @@ def cached(results: int) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
         return cache  # type: ignore[return-value]  # called as the function is
 
     return decorate
-
-
-def is_tracing() -> bool:
-    """Return whether a compiler traces a call."""
-    for tracer in TRACERS:  # noqa: SIM110  # a compiler traces this too
-        if tracer():
-            return True
-    return False
 
 
 def cached_tables(function: Callable[[_K], _T]) -> Callable[[_K], _T]:

@@ -93,12 +93,12 @@ def _find_new(x: object) -> Backend | None:
     # Classes that are no attribute of a module may be garbage, which the cache would keep alive.
     cls = type(x)
     module = sys.modules.get(cls.__module__)
-    if not backend.is_compiling() and _get_attribute(module, cls.__qualname__) is cls:
+    if not backend.is_compiling() and get_attribute(module, cls.__qualname__) is cls:
         by_type[cls] = backend
     return backend
 
 
-def _get_attribute(owner: Any, dotted_name: str) -> Any:
+def get_attribute(owner: Any, dotted_name: str) -> Any:
     for name in dotted_name.split("."):
         owner = getattr(owner, name, None)
     return owner
@@ -114,7 +114,7 @@ def _find_own(x: object) -> Backend | None:
     for library in libraries:
         module = sys.modules.get(library.name)
         for name, load in library.arrays:
-            array_type = _get_attribute(module, name)
+            array_type = get_attribute(module, name)
             # isinstance, not issubclass: jax.Array recognises tracers by its metaclass.
             if array_type is not None and isinstance(x, array_type):
                 return load()

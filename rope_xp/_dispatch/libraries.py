@@ -1,5 +1,7 @@
 """The table of libraries, which alone names backends."""
 
+import sys
+
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
 from rope_xp._dispatch.find import Library
@@ -42,3 +44,9 @@ LIBRARIES = (
     Library("dask", (("array.Array", lambda: _load("dask")),), "dask", ("blockwise",)),
 )
 find.libraries = LIBRARIES
+
+
+def is_dynamo_compiling() -> bool:
+    """Return whether torch.compile traces, perhaps before a tensor has loaded its backend."""
+    is_compiling = find.get_attribute(sys.modules.get("torch"), "compiler.is_dynamo_compiling")
+    return is_compiling is not None and is_compiling()

@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 
-from rope_xp._core.caches import TRACERS
 from rope_xp._core.versions import check_version
 
 check_version("torch")
@@ -45,5 +44,4 @@ class _Plain(Torch):
         return value
 
 
-TRACERS.append(torch.compiler.is_dynamo_compiling)
 BACKEND = _Plain()
