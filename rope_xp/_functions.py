@@ -132,14 +132,15 @@ def apply_tables(
     [[-3.0, 2.0, 1.0, 4.0]]
     """
     backend = find.by_type.get(type(x)) or find.find_backend(x)
+    slice_ = layout, 0, rotary_offset, 0
+    flags = how.ONE | how.GIVEN_COLUMNS | how.CHECK_COLUMNS | (how.INVERSE if inverse else 0)
     if backend is not None:
-        flags = how.ONE | how.GIVEN_COLUMNS | how.CHECK_COLUMNS | (how.INVERSE if inverse else 0)
-        call = layout, 0, rotary_offset, 0, x, None, cos, sin, axes, out, None, None, None, flags
+        call = *slice_, x, None, cos, sin, axes, out, None, None, None, flags
         result = backend.rotate_by_tables(*call)
         if result is not None:
             return result  # type: ignore[no-any-return]  # same kind as x
-    arguments = x, cos, sin, layout, inverse, axes, rotary_offset, out
-    return choose.run(parse_tables.apply_tables(*arguments))[0]  # type: ignore[no-any-return]  # same kind as x
+    arguments = slice_, (x,), (cos, sin), axes, out, None, flags
+    return choose.run(parse_tables.rotate_by_tables(*arguments))[0]  # type: ignore[no-any-return]  # same kind as x
 
 
 def apply_frequencies(
@@ -257,50 +258,35 @@ def apply_angles(
     >>> steps = np.random.default_rng(0).standard_normal((1, 6, 2, 32), np.float32)
     >>> q_rotated, k_rotated = rope_xp.apply_angles(q, k, np.cumsum(steps, axis=1), layout="half")
     """
-    tables = parse_tables.compute_cos_sin(angles, "angles")
-    k_tables = None if k_angles is None else parse_tables.compute_cos_sin(k_angles, "k_angles")
-    arguments = q, k, tables, k_tables, layout, axes, rotary_offset, out, norm
+    tables = [parse_tables.compute_cos_sin(angles, "angles")]
+    if k_angles is not None:
+        tables.append(parse_tables.compute_cos_sin(k_angles, "k_angles"))
+    pairs = parse_tables.Pairs(layout, 0, rotary_offset)
     backend = find.by_type.get(type(q)) or find.find_backend(q)
-    if backend is not None and k_tables is not None and norm is None and out is None:
-        pairs = (q, tables), (k, k_tables)
-        results = _rotate_apart(backend, pairs, layout, axes, rotary_offset)
-        if results is not None:
-            return results[0], results[1]
-    elif backend is not None and k_tables is None:
-        call = (
-            layout,
-            0,
-            rotary_offset,
-            0,
-            q,
-            k,
-            *tables,
-            axes,
-            out,
-            norm,
-            None,
-            None,
-            how.GIVEN_COLUMNS,
-        )
-        results = backend.rotate_by_tables(*call)
-        if results is not None:
-            return results[0], results[1]
-    results = choose.run(parse_tables.apply_angles(*arguments))
+    results = None
+    if backend is not None and k_angles is None:
+        rest = axes, out, norm, None, None, how.GIVEN_COLUMNS
+        results = backend.rotate_by_tables(*pairs[:3], 0, q, k, *tables[0], *rest)
+    elif backend is not None and norm is None and out is None:
+        results = _rotate_apart(backend, pairs, (q, k), tables, axes)
+    if results is None:
+        names = "angles", "k_angles"
+        call = parse_tables.rotate(pairs, (q, k), tables, axes, out, False, norm, names)
+        results = choose.run(call)
     return results[0], results[1]
 
 
-def _rotate_apart(
-    backend: Backend, pairs: Any, layout: Layout, axes: str | None, rotary_offset: int
-) -> Any:
+def _rotate_apart(backend: Backend, pairs: Any, arrays: Any, tables: Any, axes: str | None) -> Any:
     """Return q and k rotated by tables of their own, None to leave both to the slow path."""
-    parse.check_arrays(tuple([x for x, _ in pairs]), axes, has_k_positions=True)
-    if len({tables.cos.shape[-1] for _, tables in pairs}) > 1:
+    parse.check_arrays(arrays, axes, has_k_positions=True)
+    if len({cos.shape[-1] for cos, _ in tables}) > 1:
         return None
-    results = []
-    for x, tables in pairs:
-        call = layout, 0, rotary_offset, 0, x, None, *tables, axes, None, None, None, None
-        results.append(backend.rotate_by_tables(*call, how.ONE | how.GIVEN_COLUMNS))
-    return None if any(y is None for y in results) else tuple(results)
+    rest = axes, None, None, None, None, how.ONE | how.GIVEN_COLUMNS
+    results = [
+        backend.rotate_by_tables(*pairs[:3], 0, x, None, *given, *rest)
+        for x, given in zip(arrays, tables, strict=True)
+    ]
+    return None if any(y is None for y in results) else results
 
 
 def explain(

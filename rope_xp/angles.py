@@ -147,10 +147,11 @@ class Angles:
                 q, k = (*normal, None)[:2]
                 return self._rotate(q, k, tables, axes, out, None, flags, slots, cache_axes)
         arrays, inverse = (q,) if flags & how.ONE else (q, k), flags & how.INVERSE != 0
+        given = [parse_tables.GivenTables(*tables)]
         if slots is not None or cache_axes is not None:
-            build = partial(parse_tables.rotate, rope, arrays, *tables, axes, None, inverse, norm)
+            build = partial(parse_tables.rotate, rope, arrays, given, axes, None, inverse, norm)
             return rotate_into_slots(build, k, slots, cache_axes, out)
-        arguments = rope, arrays, *tables, axes, out, inverse, read_norm(norm)
+        arguments = rope, arrays, given, axes, out, inverse, read_norm(norm)
         results = choose.run(parse_tables.rotate(*arguments))
         return results[0] if flags & how.ONE else results
 

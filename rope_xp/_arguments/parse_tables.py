@@ -30,29 +30,6 @@ class GivenTables(NamedTuple):
     sin: Array
 
 
-def apply_tables(
-    x: Array,
-    cos: Any,
-    sin: Any,
-    layout: Layout,
-    inverse: bool,
-    axes: str | None,
-    rotary_offset: int,
-    out: Any,
-) -> Call:
-    """Return the call that rotates x by the caller's tables."""
-    fields.check_layout(layout)
-    rotary_offset = numbers.check_int("rotary_offset", rotary_offset)
-    backend, where, doubles = parse.check_arrays((x,), axes)
-    if not backend.is_compiling():
-        check_one_per_pair(cos, sin)
-    tables = _read_tables(backend, {"x": x}, where, GivenTables(cos, sin), doubles[0])
-    slice_ = resolve_slice(x.shape[-1], 2 * tables[0].shape[-1], rotary_offset, None)
-    spec = RotationSpec(where, layout, *slice_, inverse)
-    out = check_out(backend, (x,), out, zip(("cos", "sin"), tables, strict=True))
-    return Call(backend, (x,), cast_tables(backend, tables, doubles), out, spec)
-
-
 def compute_cos_sin(angles: Any, argument: str) -> GivenTables:
     """Return cos and sin of angles, as their library computes them in their dtype."""
     owner = find.require_backend(angles, argument)
@@ -61,79 +38,62 @@ def compute_cos_sin(angles: Any, argument: str) -> GivenTables:
     return GivenTables(owner.xp.cos(angles), owner.xp.sin(angles))
 
 
-def apply_angles(
-    q: Array,
-    k: Array,
-    tables: GivenTables,
-    k_tables: GivenTables | None,
-    layout: Layout,
-    axes: str | None,
-    rotary_offset: int,
-    out: Any,
-    norm: Any,
-) -> Call:
-    """Return the call that rotates q and k by cos and sin of angles."""
-    fields.check_layout(layout)
-    rotary_offset = numbers.check_int("rotary_offset", rotary_offset)
-    has_k_positions = k_tables is not None
-    backend, where, doubles = parse.check_arrays((q, k), axes, has_k_positions=has_k_positions)
-    names, k_names = ("angles", "angles"), ("k_angles", "k_angles")
-    if k_tables is None:
-        tables = _read_tables(backend, {"q": q, "k": k}, where, tables, any(doubles), names)
-        angles = cast_tables(backend, tables, doubles)
-    else:
-        tables = _read_tables(backend, {"q": q}, where, tables, doubles[0], names)
-        k_tables = _read_tables(backend, {"k": k}, where, k_tables, doubles[1], k_names)
-        columns = tables.cos.shape[-1], k_tables.cos.shape[-1]
-        if not same_length(*columns):
-            msg = f"angles has {columns[0]} columns and k_angles {columns[1]}; they must be equal"
-            raise RopeError(msg)
-        angles = cast_tables(backend, tables, doubles[:1])
-        angles += cast_tables(backend, k_tables, doubles[1:])
-    r, offset = resolve_slice(q.shape[-1], 2 * tables.cos.shape[-1], rotary_offset, None)
-    norm, weights = check_norm(backend, (q, k), where, r, norm)
-    out = check_out(backend, (q, k), out, (), weights)
-    spec = RotationSpec(where, layout, r, offset, False, norm)
-    return Call(backend, (q, k), angles, out, spec, weights)
-
-
-def rotate(
-    rope: Rope,
-    arrays: tuple[Array, ...],
-    cos: Any,
-    sin: Any,
-    axes: str | None,
-    out: Any,
-    inverse: bool,
-    norm: Any = None,
-) -> Call:
-    """Return the call that rotates x, or q and k, by the tables of Angles."""
-    x, name = arrays[0], "x" if len(arrays) == 1 else "q"
-    backend, where, doubles = parse.check_arrays(arrays, axes)
-    operands = dict(zip((name, "k"), arrays, strict=False))
-    tables = _read_tables(backend, operands, where, GivenTables(cos, sin), any(doubles))
-    r, offset = slice_of(rope, x.shape[-1])
-    _check_pairs(tables[0].shape[-1], r)
-    rows, tokens = tuple(tables[0].shape[:-1]), x.shape[where.tokens]
-    if rows == (1,) and tokens != 1:
-        raise RopeError(
-            f"cos has a single row for {tokens} tokens; compute angles for all positions, with "
-            f"rope.at(offset + arange({tokens}), like=q), or for positions of shape (batch, 1) if "
-            "all tokens of a sequence have the same position"
-        )
-    norm, weights = check_norm(backend, arrays, where, r, norm)
-    spec = RotationSpec(where, rope.layout, r, offset, inverse, norm)
-    out = check_out(backend, arrays, out, zip(("cos", "sin"), tables, strict=True), weights)
-    return Call(backend, arrays, cast_tables(backend, tables, doubles), out, spec, weights)
-
-
-class _Slice(NamedTuple):
+class Pairs(NamedTuple):
     """What a rope says of pairs, where cos and sin are given."""
 
     layout: Layout
     rotary_dim: int | None
+    """0: as many components as cos has columns for."""
     rotary_offset: int
     position_axes: None = None
+
+
+def rotate(
+    pairs: Rope | Pairs,
+    arrays: tuple[Array, ...],
+    tables: Sequence[GivenTables],
+    axes: str | None,
+    out: Any,
+    inverse: bool = False,
+    norm: Any = None,
+    arguments: tuple[str, ...] = ("cos",),
+) -> Call:
+    """Return the call that rotates x, or q and k, by tables for all arrays or for each.
+
+    ``arguments`` are what the caller calls these: cos stands for cos and sin.
+    """
+    fields.check_layout(pairs.layout)
+    has_own = len(tables) > 1
+    backend, where, doubles = parse.check_arrays(arrays, axes, has_k_positions=has_own)
+    operands = [*zip(("x",) if len(arrays) == 1 else ("q", "k"), arrays, strict=True)]
+    shares = [[operand] for operand in operands] if has_own else [operands]
+    widths = [[double] for double in doubles] if has_own else [doubles]
+    read: list[GivenTables] = []
+    angles: tuple[CosSin, ...] = ()
+    for given, share, width, name in zip(tables, shares, widths, arguments, strict=False):
+        names = (name, "sin" if name == "cos" else name)
+        read.append(_read_tables(backend, dict(share), where, given, any(width), names))
+        angles += cast_tables(backend, read[-1], width)
+    columns = [table.cos.shape[-1] for table in read]
+    if has_own and not same_length(*columns):
+        raise RopeError(
+            f"{arguments[0]} has {columns[0]} columns and {arguments[1]} {columns[1]}; they must "
+            "be equal"
+        )
+    x = arrays[0]
+    if pairs.rotary_dim == 0:
+        offset = numbers.check_int("rotary_offset", pairs.rotary_offset)
+        slice_ = resolve_slice(x.shape[-1], 2 * columns[0], offset, None)
+    else:
+        fields_ = pairs.rotary_dim, pairs.rotary_offset, pairs.position_axes
+        slice_ = resolve_slice(x.shape[-1], *fields_)
+        _check_pairs(columns[0], slice_[0])
+        _check_rows(read[0].cos, x.shape[where.tokens])
+    norm, weights = check_norm(backend, arrays, where, slice_[0], norm)
+    inputs = [(name, x) for table in read for name, x in zip(("cos", "sin"), table, strict=True)]
+    out = check_out(backend, arrays, out, inputs, weights)
+    spec = RotationSpec(where, pairs.layout, *slice_, inverse, norm)
+    return Call(backend, arrays, angles, out, spec, weights)
 
 
 def rotate_by_tables(
@@ -146,17 +106,11 @@ def rotate_by_tables(
     flags: int,
 ) -> Call:
     """Return the call that the entry would run. ``tables`` have one column for each pair."""
-    layout, rotary_dim, offset, _ = slice_
-    inverse = flags & how.INVERSE != 0
-    if rotary_dim == 0 and flags & how.CHECK_COLUMNS:
-        call = apply_tables(arrays[0], *tables, layout, inverse, axes, offset, out)
-    elif rotary_dim == 0 and len(arrays) > 1:
-        given = GivenTables(*tables)
-        q, k = arrays
-        call = apply_angles(q, k, given, None, layout, axes, offset, out, norm)
-    else:
-        rope: Any = _Slice(layout, rotary_dim or 2 * tables[0].shape[-1], offset)
-        call = rotate(rope, arrays, *tables, axes, out, inverse, norm)
+    pairs, inverse = Pairs(*slice_[:3]), flags & how.INVERSE != 0
+    if flags & how.CHECK_COLUMNS and not find.require_backend(arrays[0], "x").is_compiling():
+        check_one_per_pair(*tables)
+    arguments = ("angles",) if pairs.rotary_dim == 0 and len(arrays) > 1 else ("cos",)
+    call = rotate(pairs, arrays, [GivenTables(*tables)], axes, out, inverse, norm, arguments)
     return parse.transpose(call) if flags & how.TRANSPOSED else call
 
 
@@ -252,6 +206,16 @@ def _check_same_shape(
         raise RopeError(f"cos has shape {cos_shape} and sin {sin_shape}; they must be equal")
     if len(cos_shape) < 2:
         raise RopeError(f"{name} has shape {cos_shape}; it needs two axes at least, (tokens, r/2)")
+
+
+def _check_rows(cos: Array, tokens: int) -> None:
+    """Check that angles of a single position are for one token."""
+    if tuple(cos.shape[:-1]) == (1,) and tokens != 1:
+        raise RopeError(
+            f"cos has a single row for {tokens} tokens; compute angles for all positions, with "
+            f"rope.at(offset + arange({tokens}), like=q), or for positions of shape (batch, 1) if "
+            "all tokens of a sequence have the same position"
+        )
 
 
 def _check_pairs(columns: int, rotary_dim: int) -> None:
