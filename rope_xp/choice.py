@@ -15,7 +15,7 @@ from rope_xp._core.typing import Array, ArrayT
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
 from rope_xp._rotation.angles import with_axes
-from rope_xp.angles import Angles, CosSinPair, build_angles, halve
+from rope_xp.angles import Angles, build_angles, halve
 from rope_xp.norm import QKNorm
 from rope_xp.rope import Positions, RoPE
 
@@ -110,59 +110,42 @@ class Choice:
         (2, 3, 32)
         """
         backend = find.require_backend(like, "like")
+        which, used = self._read_which(backend, like)
+        on_host = isinstance(which, np.ndarray)
+        numbers = used or range(len(self.ropes))
+        inverse = any(self.ropes[i].attention_factor != 1.0 for i in numbers)
+        angles_of = positions, like, head_dim
+        by_rope = [_build_tables(backend, self.ropes[i], angles_of, inverse) for i in numbers]
+        ndim = max(len(which.shape) + 2, *(len(tables[0].shape) for tables in by_rope))
+        if on_host and not backend.host:
+            which = backend.asarray(which.astype(np.int32), backend.device(like))
+        which = with_axes(which[..., None, None], ndim)
+        masks = [which == i for i in (numbers[1:] if on_host else numbers)]
+        pairs = []
+        for tables in zip(*by_rope, strict=True):
+            rest = [with_axes(table, ndim) for table in tables]
+            table = rest.pop(0) if on_host else backend.xp.full_like(rest[0], float("nan"))
+            for mask, other in zip(masks, rest, strict=True):
+                table = backend.xp.where(mask, other, table)
+            if not masks:
+                shape = np.broadcast_shapes(which.shape, table.shape)
+                table = backend.xp.broadcast_to(table, shape)
+            pairs.append(halve(table))
+        return Angles(*pairs[0], self.ropes[0], *pairs[1:])
+
+    def _read_which(self, backend: Backend, like: Array) -> tuple[Array, list[int]]:
+        """Return ``which`` as an array of numpy and the ropes in use, or on the device of like."""
         host, used = None, []
         if not backend.is_compiling():
             host, used = vars(self)["_host"]
-            if host is None:
-                owner, which = parse.read_operand(backend, "like", like, "which", self.which)
-                host = owner.host_view(which)
-                used = [] if host is None else self._find_used(host)
-        if host is not None and used:
-            angles = self._look_up(backend, host, used, positions, like, head_dim)
-            if angles is not None:
-                return angles
+        if host is not None:
+            return host, used
         owner, which = parse.read_operand(backend, "like", like, "which", self.which)
-        chosen = range(len(self.ropes)) if host is None else used
-        if owner.host and not backend.host:
-            which = backend.asarray(which.astype(np.int32), backend.device(like))
-        which = backend.integers(which)[..., None, None]
-        by_rope = {i: build_angles(self.ropes[i], positions, like, head_dim) for i in chosen}
-        tables = {i: (angles.cos, angles.sin) for i, angles in by_rope.items()}
-        inverses = {i: angles.inverse or tables[i] for i, angles in by_rope.items()}
-        has_inverse = any(angles.inverse is not None for angles in by_rope.values())
-        checked = host is not None and host.size > 0
-        inverse = _select(backend, which, inverses, checked) if has_inverse else None
-        return Angles(*_select(backend, which, tables, checked), self.ropes[0], inverse)
-
-    def _look_up(
-        self,
-        backend: Backend,
-        which: np.ndarray,
-        used: list[int],
-        positions: Positions,
-        like: Array,
-        head_dim: int | None,
-    ) -> Angles | None:
-        """Return angles by one table a rope in use, None where nothing native looks up."""
-        ropes, found = [self.ropes[i] for i in used], []
-        masks: list[Array] = []
-        scaled = any(rope.attention_factor != 1.0 for rope in ropes)
-        for inverse in (False, True) if scaled else (False,):
-            options = positions, like, head_dim, inverse, None, None
-            tables = [backend.look_up_angles(rope, *options) for rope in ropes]
-            if any(table is None or len(table.shape) > which.ndim + 2 for table in tables):
-                return None
-            if not masks and len(used) > 1:
-                device = backend.device(like)
-                masks = [backend.asarray((which == i)[..., None, None], device) for i in used[1:]]
-            selected = tables[0]
-            for mask, table in zip(masks, tables[1:], strict=True):
-                selected = backend.xp.where(mask, table, selected)
-            if len(selected.shape) != which.ndim + 2:
-                return None
-            found.append(halve(selected))
-        (cos, sin), *inverses = found
-        return Angles(cos, sin, self.ropes[0], *inverses)
+        if not backend.is_compiling():
+            host = owner.host_view(which)
+        if host is not None:
+            return host, self._find_used(host)
+        return backend.integers(which), used
 
     def apply(
         self,
@@ -186,63 +169,24 @@ class Choice:
         >>> q, k = np.ones((2, 3, 4, 8)), np.ones((2, 3, 2, 8))
         >>> q_rotated, k_rotated = rope_xp.Choice(ropes, [0, 1]).apply(q, k)
         """
-        angles = self._angles_of(q, positions, axes)
+        if positions is None:
+            backend = find.require_backend(q, "q")
+            tokens = q.shape[parse_axes(axes, len(q.shape), "q").tokens]  # type: ignore[attr-defined]  # of an array
+            positions = backend.arange(tokens, backend.device(q))
+        angles = self.at(positions, like=q)
         options = {"slots": slots, "cache_axes": cache_axes, "norm": norm}
         return angles.apply(q, k, axes=axes, out=out, **options)
 
-    def rotate(
-        self,
-        x: ArrayT,
-        positions: Positions = None,
-        *,
-        axes: str | None = None,
-        out: ArrayT | None = None,
-        norm: tuple[ArrayT, float] | QKNorm | None = None,
-    ) -> ArrayT:
-        """Rotate one array. See :meth:`rope_xp.RoPE.rotate`."""
-        return self._angles_of(x, positions, axes).rotate(x, axes=axes, out=out, norm=norm)
 
-    def unrotate(
-        self,
-        x: ArrayT,
-        positions: Positions = None,
-        *,
-        axes: str | None = None,
-        out: ArrayT | None = None,
-    ) -> ArrayT:
-        """Undo :meth:`rotate`. See :meth:`rope_xp.RoPE.unrotate`."""
-        return self._angles_of(x, positions, axes).unrotate(x, axes=axes, out=out)
-
-    def _angles_of(self, x: Array, positions: Positions, axes: str | None) -> Angles:
-        if positions is None:
-            backend = find.require_backend(x, "x")
-            tokens = x.shape[parse_axes(axes, len(x.shape), "x").tokens]
-            positions = backend.arange(tokens, backend.device(x))
-        return self.at(positions, like=x)
-
-
-def _select(
-    backend: Backend, which: Array, tables: dict[int, CosSinPair], checked: bool
-) -> CosSinPair:
-    """Return cos and sin from the rope of each sequence, NaN where ``which`` is out of range."""
-    xp = backend.xp
-    ndim = max(len(which.shape), *(len(cos.shape) for cos, _ in tables.values()))
-    which = with_axes(which, ndim)
-    masks = {i: which == i for i in tables}
-
-    def select(part: int) -> Array:
-        by_rope = {i: with_axes(pair[part], ndim) for i, pair in tables.items()}
-        if checked:
-            first, *others = by_rope
-            selected = by_rope[first]
-        else:
-            others = [*by_rope]
-            selected = xp.full_like(by_rope[0], float("nan"))
-        for i in others:
-            selected = xp.where(masks[i], by_rope[i], selected)
-        if others:
-            return selected
-        rows = np.broadcast_shapes(which.shape, selected.shape)
-        return xp.broadcast_to(selected, rows)
-
-    return select(0), select(1)
+def _build_tables(
+    backend: Backend, rope: RoPE, angles_of: tuple[Positions, Array, int | None], inverse: bool
+) -> list[Array]:
+    """Return cos and sin side by side, those of the inverse behind them if that is asked for."""
+    directions = (False, True) if inverse else (False,)
+    tables = [backend.look_up_angles(rope, *angles_of, back, None, None) for back in directions]
+    if tables[0] is not None:
+        return tables
+    angles = build_angles(rope, *angles_of)
+    pair = angles.cos, angles.sin
+    pairs = (pair, angles.inverse or pair)[: len(directions)]
+    return [backend.xp.concat(pair, axis=-1) for pair in pairs]

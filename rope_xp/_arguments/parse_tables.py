@@ -80,19 +80,20 @@ def rotate(
             f"{arguments[0]} has {columns[0]} columns and {arguments[1]} {columns[1]}; they must "
             "be equal"
         )
-    x = arrays[0]
-    if pairs.rotary_dim == 0:
-        offset = numbers.check_int("rotary_offset", pairs.rotary_offset)
-        slice_ = resolve_slice(x.shape[-1], 2 * columns[0], offset, None)
-    else:
-        fields_ = pairs.rotary_dim, pairs.rotary_offset, pairs.position_axes
-        slice_ = resolve_slice(x.shape[-1], *fields_)
-        _check_pairs(columns[0], slice_[0])
-        _check_rows(read[0].cos, x.shape[where.tokens])
-    norm, weights = check_norm(backend, arrays, where, slice_[0], norm)
-    inputs = [(name, x) for table in read for name, x in zip(("cos", "sin"), table, strict=True)]
+    head_dim, by_columns = arrays[0].shape[-1], pairs.rotary_dim == 0
+    r, offset = resolve_slice(
+        head_dim,
+        2 * columns[0] if by_columns else pairs.rotary_dim,
+        numbers.check_int("rotary_offset", pairs.rotary_offset),
+        pairs.position_axes,
+    )
+    if not by_columns:
+        _check_pairs(columns[0], r)
+        _check_rows(read[0].cos, arrays[0].shape[where.tokens])
+    norm, weights = check_norm(backend, arrays, where, r, norm)
+    inputs = [(name, table) for pair in read for name, table in pair._asdict().items()]
     out = check_out(backend, arrays, out, inputs, weights)
-    spec = RotationSpec(where, pairs.layout, *slice_, inverse, norm)
+    spec = RotationSpec(where, pairs.layout, r, offset, inverse, norm)
     return Call(backend, arrays, angles, out, spec, weights)
 
 
