@@ -33,7 +33,7 @@ def test_a_compiled_function_may_meet_the_first_array_of_numpy():
     lines = python(
         "import numpy as np, torch, rope_xp\n"
         "def f(q, p):\n"
-        "    rope = rope_xp.RoPE()\n"
+        "    rope = rope_xp.RoPE(scaling=rope_xp.scaling.DynamicNTK(2.0, 64)).for_length(100)\n"
         "    return rope.rotate(q, p), rope.at(p, like=q).rotate(q)\n"
         "compiled = torch.compile(f, backend='aot_eager', fullgraph=True)\n"
         "q, p = torch.ones(5, 2, 8), np.arange(5)\n"
