@@ -1,20 +1,17 @@
-"""Arguments from the command line, and all that is printed: lines, tables, JSON and progress.
+"""Arguments from the command line, and all that is printed: lines, tables and JSON.
 
 Lines are folded to the width of the terminal, in a file to 80 columns. Only this module prints, so
 that no name or value of a file reaches the terminal unescaped.
 """
 
 import argparse
-import itertools
 import json
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import IO, Any, NoReturn
 
-_CLEAR_LINE = "\r\x1b[K"
 _LONGEST = 4000
 """Characters of a text that are printed; nobody reads more, and folding takes their square."""
 
@@ -95,18 +92,3 @@ def fail(command: str, reason: str, status: int = 1) -> int:
     else:
         write(start + text, file=sys.stderr)
     return status
-
-
-@contextmanager
-def progress(steps: int) -> Iterator[Callable[[str], None]]:
-    """Yield a function that names the current step on stderr, if that is a terminal."""
-    numbers = itertools.count(1)
-
-    def show(text: str) -> None:
-        if sys.stderr.isatty():
-            print(f"{_CLEAR_LINE}{text}", end="", file=sys.stderr, flush=True)
-
-    try:
-        yield lambda step: show(f"{next(numbers)} of {steps}: {step}")
-    finally:
-        show("")
