@@ -137,7 +137,7 @@ def _import_target(target: str) -> Callable[..., Any]:
 
 
 def _print_result(options: argparse.Namespace, result: Identified, mismatches: list[str]) -> None:
-    terminal.write_folded(f"{options.target} rotates by this RoPE:", indent=0)
+    terminal.write(f"{options.target} rotates by this RoPE:")
     absent = {"rotary_dim": "all components", "scaling": "none", "position_axes": "none"}
     shown = [(n, absent[n] if value is None else value) for n, value in vars(result.rope).items()]
     terminal.write_pairs([(f"  {name}", str(value)) for name, value in shown])

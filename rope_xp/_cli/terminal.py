@@ -1,19 +1,16 @@
 """Arguments from the command line, and all that is printed: lines, tables and JSON.
 
-Lines are folded to the width of the terminal, in a file to 80 columns. Only this module prints, so
-that no name or value of a file reaches the terminal unescaped.
+Only this module prints, so that no name or value of a file reaches the terminal unescaped.
 """
 
 import argparse
 import json
-import shutil
 import sys
-import textwrap
 from collections.abc import Sequence
 from typing import IO, Any, NoReturn
 
 _LONGEST = 4000
-"""Characters of a text that are printed; nobody reads more, and folding takes their square."""
+"""Characters of a text that are printed; nobody reads more."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -63,32 +60,16 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], text_columns: i
 def write_pairs(pairs: Sequence[tuple[str, str]]) -> None:
     """Print lines "name: value" with the values aligned."""
     width = max(len(name) for name, _ in pairs) + 1
-    for name, value in pairs:
-        write_folded(value, f"{name + ':':<{width}} ", width + 1)
+    write(*(f"{name + ':':<{width}} {value}" for name, value in pairs))
 
 
 def write_list(title: str, sentences: Sequence[str]) -> None:
     """Print sentences below a title, one in a line; nothing where there are none."""
     if sentences:
-        write("", f"{title}:")
-    for sentence in sentences:
-        write_folded(sentence, "- ")
-
-
-def write_folded(text: str, start: str = "", indent: int = 2, file: IO[str] | None = None) -> None:
-    """Print a line that begins with ``start``, folded; all lines but the first are indented."""
-    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 80
-    # Names that take half of the line would leave too little of it for values.
-    space = " " * (indent if 2 * indent <= columns else 4)
-    wrapper = textwrap.TextWrapper(columns, escape(start), space, break_on_hyphens=False)
-    write(*wrapper.wrap(escape(" ".join(text.split()))) or [start.rstrip()], file=file)
+        write("", f"{title}:", *(f"- {sentence}" for sentence in sentences))
 
 
 def fail(command: str, reason: str, status: int = 1) -> int:
-    """Print to stderr why a command stops, in a file as one line; return its exit status."""
-    start, text = f"{command}: ", " ".join(reason.split())
-    if sys.stderr.isatty():
-        write_folded(text, start, file=sys.stderr)
-    else:
-        write(start + text, file=sys.stderr)
+    """Print to stderr why a command stops, in one line; return its exit status."""
+    write(f"{command}: {' '.join(reason.split())}", file=sys.stderr)
     return status

@@ -56,3 +56,12 @@ def test_python_m_in_a_folder_runs_no_file_of_it(tmp_path):
     environment = programs.environment(PYTHONPATH=paths)
     done = subprocess.run(command, check=False, cwd=tmp_path, env=environment, capture_output=True)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_help_of_each_command_says_what_it_does(name, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main([name, "--help"])
+    assert stop.value.code == 0
+    summary, out = cli.COMMANDS[name].__doc__.partition("\n")[0], capsys.readouterr().out
+    assert summary in " ".join(out.split())

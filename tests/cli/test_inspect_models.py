@@ -17,7 +17,7 @@ report = pytest.fixture(inspected.build_reporter)
 
 @pytest.mark.parametrize("name", REAL)
 def test_report_of_a_real_model_is_as_it_was_read(name):
-    """If it changes by intent, ``python tests/support/golden/make_reports.py``; then read it."""
+    """If it changes by intent, make it as CONTRIBUTING.md says; then read it."""
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         assert cli.main(["inspect", str(GOLDEN / "configs" / f"{name}.json")]) == 0
     expected = (GOLDEN / "reports" / f"{name}.txt").read_text("utf-8")

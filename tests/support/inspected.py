@@ -5,9 +5,8 @@ from pathlib import Path
 
 import rope_xp
 from rope_xp import __main__ as cli
-from support import golden
 
-GOLDEN = Path(golden.__path__[0])
+GOLDEN = Path(__file__).parent / "golden"
 REAL = {path.stem: json.loads(path.read_text()) for path in (GOLDEN / "configs").glob("*.json")}
 LLAMA = REAL["llama_3_1_8b"]
 SLIDING = {"rope_type": "default", "rope_theta": 1e4}
