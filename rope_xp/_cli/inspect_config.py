@@ -1,39 +1,28 @@
 """Describe the rotary embedding of a Hugging Face configuration, and list suspicious keys.
 
-The JSON object always has the same keys. null means unknown or not applicable: ``python`` for a
-scaling that is not rope_xp's, ``slowest`` where a pair never turns. ``fastest`` and ``slowest`` are
-in tokens; ``by_default`` has the sizes that the configuration leaves out, and
-``pairs_per_component`` the pairs of time, height and width, or of row and column. ``plan`` has
-equal layers together, and ``no_plan`` says why there is none.
+The JSON object always has the same keys. null means unknown or not applicable: ``rope`` for layers
+without positions, ``slowest`` where a pair never turns. ``fastest`` and ``slowest`` are in tokens.
+``plan`` has equal layers together, and ``no_plan`` says why there is none.
 """
 
 import argparse
 import math
-import pprint
 import textwrap
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from rope_xp import scaling
 from rope_xp._arguments.fields import LAYOUTS
 from rope_xp._cli import suspicions, terminal
 from rope_xp._cli.isolation import isolate
-from rope_xp._cli.reading import Layers, Reading, count_layers, read_config
+from rope_xp._cli.reading import Layers, Reading, read_config
 from rope_xp._core.errors import RopeError
 from rope_xp.hf import _models
 from rope_xp.hf._layer_plan import describe
-from rope_xp.hf._plan import build_plan, group_layers, list_unrotated
+from rope_xp.hf._plan import build_plan, group_layers
 from rope_xp.rope import RoPE
 
-_LEGEND = {
-    "length": "tokens of the context, if frequencies depend on it",
-    "fastest": "tokens that the fastest pair takes for one turn",
-    "slowest": "tokens that the slowest pair takes for one turn",
-    "original": "pairs that turn less than once in the original context",
-    "extended": "pairs that turn less than once in the extended context",
-}
-_ELSEWHERE = ("layer_type", "count", "rotated", "wavelengths", "python")
-"""Keys that the title and the table show."""
+_ELSEWHERE = ("layer_type", "rope", "wavelengths", "python")
+"""Keys that are printed otherwise than as a line of their own."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,87 +31,63 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print one JSON object")
     layout_help = "layout of a model type that rope_xp does not know: "
     add("--layout", choices=LAYOUTS, metavar="LAYOUT", help=layout_help + ", ".join(LAYOUTS))
-    length_help = "tokens of the context, for scaling that depends on it; default: the trained one"
-    add("--length", type=terminal.count, metavar="N", help=f"{length_help} and a longer one")
 
 
 def run(options: argparse.Namespace) -> int:
-    reading = read_config(options.config, options.layout)
-    facts = build_report(reading, options.length)
+    report = build_report(read_config(options.config, options.layout))
     if options.json:
-        terminal.write_json(facts, allow_nan=False)
+        terminal.write_json(report, allow_nan=False)
     else:
-        print_report(facts)
+        print_report(report)
     return 0
 
 
-def build_report(reading: Reading, requested: int | None = None) -> dict[str, Any]:
-    part, model = reading.part, reading.model
-    model_type = part.get("model_type")
+def build_report(reading: Reading) -> dict[str, Any]:
+    model_type, plan, no_plan = reading.part.get("model_type"), None, None
+    try:
+        with isolate():
+            groups = group_layers(build_plan(reading.part, reading.layout))
+        plan = [{"layers": members, **describe(layer)} for layer, members in groups.values()]
+    except RopeError as error:
+        no_plan = str(error)
     return {
         "model_type": None if model_type is None else str(model_type),
         "checked": _models.get_row(model_type) is not None,
-        "part": reading.path or None,
-        "layers": [_describe_layers(layers, requested) for layers in reading.layers],
-        "by_default": reading.list_defaults(),
-        "layers_without_rotation": list_unrotated(part, model, count_layers(part, model, "")),
-        **_describe_plan(reading),
-        "notes": suspicions.find_notes(reading, requested),
+        "layers": [_describe_layers(layers) for layers in reading.layers],
+        "plan": plan,
+        "no_plan": no_plan,
+        "notes": suspicions.find_notes(reading),
         "suspicious": suspicions.find_suspicions(reading),
     }
 
 
-def _describe_plan(reading: Reading) -> dict[str, Any]:
-    """Return the layers of a model by what they do, or why there is no plan."""
-    try:
-        with isolate():
-            groups = group_layers(build_plan(reading.part, reading.layout))
-    except RopeError as error:
-        return {"plan": None, "no_plan": str(error)}
-    plan = [{"layers": members, **describe(layer)} for layer, members in groups.values()]
-    return {"plan": plan, "no_plan": None}
-
-
-def _describe_layers(layers: Layers, requested: int | None) -> dict[str, Any]:
-    rope, rotated = layers.rope, layers.rotated
-    axes = getattr(rope, "position_axes", None)
-    lengths: tuple[int | None, ...] = layers.list_lengths(requested) or (None,)
-    waves = [] if rope is None else [_measure_wavelengths(layers, rope, n) for n in lengths]
-    rule = getattr(rope, "scaling", None)
-    values = {f.name: getattr(rule, f.name) for f in fields(rule)} if is_dataclass(rule) else {}
+def _describe_layers(layers: Layers) -> dict[str, Any]:
+    rope, label = layers.rope, layers.label
+    code = f"{label if label.isidentifier() else 'rope'} = {rope!r}"
+    waves = [] if rope is None else [_measure_waves(layers, rope, n) for n in layers.lengths or [0]]
     return {
-        "layer_type": layers.label or None,
-        "count": count_layers(layers.source.config, layers.source.model, layers.label),
-        "rotated": rope is not None,
-        "rope_type": layers.source.parameters.get("rope_type"),
-        "scaling": rule and {"name": type(rule).__name__, "fields": values},
-        "base": getattr(rope, "base", None),
-        "base_by_default": rope is not None and not layers.has_base(),
-        "layout": getattr(rope, "layout", None),
+        "layer_type": label or None,
+        "rope": describe(rope),
         "head_dim": layers.head_dim,
-        "rotary_dim": None if rope is None else rotated,
-        "rotary_offset": getattr(rope, "rotary_offset", None),
-        "pairs": None if rope is None or rotated is None else rotated // 2,
-        "pairs_per_component": axes and [axes.count(a) for a in range(max(axes) + 1)],
         "original_context": layers.contexts[0],
         "extended_context": layers.contexts[1],
-        "depends_on_length": layers.depends_on_length,
         "attention_factor": getattr(rope, "attention_factor", None),
         "softmax_scale": getattr(rope, "softmax_scale", None),
         "wavelengths": waves,
-        "python": format_assignment(layers.label if layers.label.isidentifier() else "rope", rope),
+        "python": textwrap.fill(code, 100, subsequent_indent=" " * 4, break_on_hyphens=False),
     }
 
 
-def _measure_wavelengths(layers: Layers, rope: RoPE, length: int | None) -> dict[str, Any]:
+def _measure_waves(layers: Layers, rope: RoPE, length: int) -> dict[str, Any]:
     # The offset of the rotated slice does not change its frequencies.
     rope = replace(rope.for_length(length or 1), rotary_offset=0)
     waves = [] if layers.rotated is None else rope.wavelengths(layers.rotated).tolist()
     slower = [sum(w > n for w in waves) if waves and n else None for n in layers.contexts]
     return {
-        "length": length,
+        "length": length or None,
         "fastest": min((w for w in waves if w < math.inf), default=None),
         "slowest": None if math.inf in waves else max(waves, default=None),  # JSON has no infinity
+        "pairs": len(waves) or None,
         "standing_pairs": waves.count(math.inf) if waves else None,
         "below_one_turn_in_original": slower[0],
         "below_one_turn_in_extended": slower[1],
@@ -130,60 +95,43 @@ def _measure_wavelengths(layers: Layers, rope: RoPE, length: int | None) -> dict
 
 
 def print_report(report: dict[str, Any]) -> None:
-    """Print a report; facts have the names of their JSON keys."""
-    sizes = ", ".join(f"{key} = {size}" for key, size in report["by_default"].items())
-    exempt = report["layers_without_rotation"]
-    facts = [
-        ("model type", f"{report['model_type']}{'' if report['checked'] else ' (unknown)'}"),
-        ("part", report["part"]),
-        ("by default", sizes and f"{sizes} (not in the file)"),
-        ("not rotated", exempt and f"{len(exempt)} layers: {', '.join(map(str, exempt))}"),
-    ]
-    terminal.write_pairs([(name, text) for name, text in facts if text])
+    terminal.write(f"model type: {report['model_type']}{'' if report['checked'] else ' (unknown)'}")
+    ropes = [layers["rope"] for layers in report["layers"] if layers["rope"]]
+    rules = sorted({rope["scaling"]["name"] for rope in ropes if rope["scaling"]})
+    terminal.write("", "from rope_xp import RoPE")
+    terminal.write(*(f"from rope_xp.scaling import {name}" for name in rules))
     for layers in report["layers"]:
-        _print_layers(layers)
-    rows = [_format_waves(layers, x) for layers in report["layers"] for x in layers["wavelengths"]]
-    if rows:
-        terminal.write("")
-        terminal.table(("layers", *_LEGEND), rows, text_columns=1)
-        terminal.write("")
-        terminal.write_pairs([*_LEGEND.items()])
+        terminal.write("", f"# {layers['layer_type'] or 'all layers'}")
+        terminal.write(*layers["python"].split("\n"))
+        facts = [] if layers["rope"] is None else [*layers.items()]
+        terminal.write(
+            *(
+                f"#   {key.replace('_', ' ')}: {_format_fact(value)}"
+                for key, value in facts
+                if key not in _ELSEWHERE and value is not None
+            ),
+            *(f"#   {_format_waves(layers, waves)}" for waves in layers["wavelengths"]),
+        )
     terminal.write_list("plan", [*map(_format_layers, report["plan"] or [])])
     terminal.write_list("no plan", [report["no_plan"]] if report["no_plan"] else [])
     for title in ("notes", "suspicious"):
         terminal.write_list(title, report[title])
     if not report["suspicious"]:
         terminal.write("", "suspicious: nothing; all rotary keys are used and consistent")
-    if texts := [layers["python"] for layers in report["layers"] if layers["python"]]:
-        lines = "\n".join(texts).split("\n")
-        terminal.write("", "in Python:", "", "import rope_xp", "", *lines)
 
 
-def _print_layers(layers: dict[str, Any]) -> None:
-    number = "" if layers["count"] is None else f" ({layers['count']})"
-    end = "" if layers["rotated"] else ": no positions"
-    terminal.write("", f"{layers['layer_type'] or 'all layers'}{number}{end}")
-    if layers["rotated"]:
-        shown = [
-            (f"  {key.replace('_', ' ')}", _format_fact(value))
-            for key, value in layers.items()
-            if key not in _ELSEWHERE and value is not None and value is not False
-        ]
-        terminal.write_pairs(shown)
-
-
-def _format_waves(layers: dict[str, Any], waves: dict[str, Any]) -> tuple[str, ...]:
-    """Return a row of the table of wavelengths."""
-    fastest, slowest = (
-        "unknown" if n is None else f"{n:.{2 if n < 100 else 0}f}"
-        for n in (waves["fastest"], waves["slowest"])
-    )
-    counts = [waves[f"below_one_turn_in_{context}"] for context in ("original", "extended")]
-    return (
-        *(layers["layer_type"] or "all layers", str(waves["length"] or "any"), fastest),
-        "never turns" if waves["standing_pairs"] else slowest,
-        *("unknown" if n is None else f"{n} of {layers['pairs']}" for n in counts),
-    )
+def _format_waves(layers: dict[str, Any], waves: dict[str, Any]) -> str:
+    """Return how fast pairs turn, and how many do not see all angles within a context."""
+    if not waves["pairs"]:
+        return "pairs: unknown"
+    ends = (math.inf if waves[end] is None else waves[end] for end in ("fastest", "slowest"))
+    fastest, slowest = (f"{n:.{2 if n < 100 else 0}f}" for n in ends)
+    text = f"at {waves['length']} tokens, " * bool(waves["length"])
+    text += f"{waves['pairs']} pairs turn once in {fastest} to {slowest} tokens"
+    contexts = ("original", "extended")
+    slower = {layers[f"{c}_context"]: waves[f"below_one_turn_in_{c}"] for c in contexts}
+    text += "".join(f"; {n} less than once in {length}" for length, n in slower.items() if length)
+    return text + f"; {waves['standing_pairs']} never" * bool(waves["standing_pairs"])
 
 
 def _format_layers(plan: dict[str, Any]) -> str:
@@ -210,40 +158,6 @@ def _join_facts(facts: dict[str, Any]) -> str:
 
 
 def _format_fact(value: Any) -> str:
-    if isinstance(value, dict):  # a scaling
-        values = {name: v for name, v in value["fields"].items() if v is not None}
-        texts = [
-            f"{name}=({len(v)} numbers from {min(v):g} to {max(v):g})"
-            if isinstance(v, tuple)
-            else f"{name}={v!r}"
-            for name, v in values.items()
-        ]
-        return f"{value['name']}({', '.join(texts)})"
     if value is True:
         return "yes"
     return f"{value:.10g}" if isinstance(value, float) else str(value)
-
-
-def format_assignment(name: str, rope: RoPE | None) -> str | None:
-    """Return the lines ``name = rope_xp.RoPE(...)``, None if its scaling is not rope_xp's."""
-    rule = None if rope is None else rope.scaling
-    if rule is not None and getattr(scaling, type(rule).__name__, None) is not type(rule):
-        return None
-    return f"{name} = {_format_value(rope)}"
-
-
-def _format_value(value: Any) -> str:
-    """Return the text of a value; a dataclass without the fields that have their default."""
-    if isinstance(value, str):
-        return f'"{value}"'
-    if not is_dataclass(value):
-        return pprint.pformat(value, width=60, compact=True)
-    is_rope = isinstance(value, RoPE)
-    lines = [
-        textwrap.indent(f"{field.name}={_format_value(getattr(value, field.name))},", " " * 4)
-        for field in fields(value)
-        if getattr(value, field.name) != field.default
-        or (is_rope and field.name in ("base", "layout"))
-    ]
-    name = "rope_xp.RoPE" if is_rope else f"rope_xp.scaling.{type(value).__name__}"
-    return "\n".join([f"{name}(", *lines, ")"])

@@ -2,19 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from rope_xp._core.typing import Layout
 from rope_xp.hf import _build, _files, _keys, _limits, _parts, _plan, _scaling
 from rope_xp.hf._keys import EXTENDED, TRAINED, Model
 from rope_xp.rope import RoPE
 from rope_xp.scaling import NTK, Linear, YaRN
-
-PERIODS = {
-    "gemma3": ("sliding_window_pattern", 6, 5),
-    "modernbert": ("global_attn_every_n_layers", 3, 0),
-}
-"""Key of the period of layers with full attention, its default, and the first of these layers."""
 
 
 @dataclass(frozen=True)
@@ -27,57 +21,38 @@ class Layers:
     head_dim: int | None
     rotated: int | None  # components
     contexts: tuple[int | None, int | None]  # the original and the extended length
-    depends_on_length: bool
 
     @property
     def prefix(self) -> str:
         """What begins a sentence on these layers."""
         return self.label and f"{self.label}: "
 
-    def has_base(self) -> bool:
-        config = self.source.config
-        shared = config.get(_keys.parameters_key(config)) or {}
-        nested = shared[self.label] if isinstance(shared.get(self.label), Mapping) else shared
-        layer = self.source.model.layers.get(self.label)
-        keys = (layer.base_key,) if layer and layer.base_key else _keys.BASE
-        return (nested.get("rope_theta"), _keys.first_value(config, *keys)) != (None, None)
-
-    def list_lengths(self, requested: int | None) -> tuple[int, ...]:
-        """Return the lengths at which to report frequencies; none where length does not matter."""
-        if not self.depends_on_length:
-            return ()
-        if requested is not None:
-            return (requested,)
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The lengths at which to report frequencies; none where length does not matter."""
         trained, extended = self.contexts
-        if trained is None:  # only a scaling of another package works without it
-            return (1,)
+        if self.rope is None or self.rope.for_length(1) is self.rope or trained is None:
+            return ()
         # Where the context is no longer than the trained one, frequencies change only beyond it.
         return trained, extended if extended and extended > trained else 2 * trained
 
 
-@dataclass(frozen=True)
-class Reading:
+class Reading(NamedTuple):
     """A configuration that was read, with the argument ``layout``."""
 
     part: Mapping[str, Any]  # which has the rotary embedding
-    path: str  # the keys that lead there
     model: Model
     layout: Layout | None
     layers: tuple[Layers, ...]
 
-    def list_defaults(self) -> dict[str, int]:
-        """Return the sizes that the configuration omits, with the defaults of its model type."""
-        sizes = self.model.sizes
-        return {k: sizes[k] for k in _list_missing_sizes(self.part, self.model) if k in sizes}
-
 
 def read_config(config: object, layout: Layout | None = None) -> Reading:
     """Read a configuration; arguments as of :func:`rope_xp.from_hf_config`."""
-    whole = _files.read_mapping(config)
-    part = _parts.find_part(whole)
+    part = _parts.find_part(_files.read_mapping(config))
     model = _build.find_model(part, layout)
     ropes = _build.build_ropes(part, model)
-    if _list_missing_sizes(part, model):
+    extended = _keys.read_size(part, EXTENDED) or model.sizes.get(EXTENDED)
+    if None in (extended, _keys.read_head_dim(part, model)):
         model = replace(model, sizes={**_read_default_sizes(part), **model.sizes})
     parameters = _keys.read_layers(part, model)
     layers, types, overrides = [], part.get("layer_types"), _plan.read_overrides(part)
@@ -88,24 +63,9 @@ def read_config(config: object, layout: Layout | None = None) -> Reading:
         head_dim = _plan.read_head_dim(part, model, label, overrides.get(first, {}))
         rotated = head_dim if rope is None or rope.rotary_dim is None else rope.rotary_dim
         _limits.check_number("rotated components of a head", rotated, _limits.COMPONENTS)
-        depends_on_length = rope is not None and rope.for_length(1) is not rope
-        sizes = (head_dim, rotated, _find_contexts(source, rope))
-        layers.append(Layers(label, source, rope, *sizes, depends_on_length))
-    path, place = [], whole
-    while names := [name for name in _parts.PARTS if isinstance(place.get(name), Mapping)]:
-        path.append(names[0])
-        place = place[names[0]]
-    return Reading(part, ".".join(path), model, layout, tuple(layers))
-
-
-def _list_missing_sizes(part: Mapping[str, Any], model: Model) -> list[str]:
-    """Return the keys of sizes that a report needs and the configuration omits."""
-    needed = [EXTENDED]
-    if _keys.first_value(part, *_keys.HEAD_DIM, "qk_rope_head_dim") is None:
-        needed += ["head_dim"] if "head_dim" in model.sizes else model.width
-    if part.get("layer_types") is None:
-        needed.append("num_hidden_layers")
-    return [key for key in needed if _keys.read_size(part, key) is None]
+        contexts = _find_contexts(source, rope)
+        layers.append(Layers(label, source, rope, head_dim, rotated, contexts))
+    return Reading(part, model, layout, tuple(layers))
 
 
 def _read_default_sizes(part: Mapping[str, Any]) -> dict[str, int]:
@@ -113,7 +73,7 @@ def _read_default_sizes(part: Mapping[str, Any]) -> dict[str, int]:
     # transformers is not imported for configurations that omit nothing.
     config_class = _plan.find_class(part)
     defaults = {} if config_class is None else config_class().to_dict()
-    keys = ("head_dim", "num_attention_heads", "hidden_size", EXTENDED, "num_hidden_layers")
+    keys = ("head_dim", "num_attention_heads", "hidden_size", EXTENDED)
     sizes = {key: defaults[key] for key in keys if isinstance(defaults.get(key), int)}
     by_width = sizes.get("hidden_size", 0) // sizes.get("num_attention_heads", 1)
     if sizes.get("head_dim") == by_width:  # it follows the width of the configuration
@@ -133,21 +93,3 @@ def _find_contexts(source: _scaling.Source, rope: RoPE | None) -> tuple[int | No
         # Qwen's files leave max_position_embeddings at the trained length.
         extended = round(min(scaling.factor * trained, 2.0**63))
     return trained, extended
-
-
-def count_layers(part: Mapping[str, Any], model: Model, label: str) -> int | None:
-    """Return the number of layers of a type, None where the configuration does not say."""
-    types, key = part.get("layer_types"), "num_hidden_layers"
-    if label and isinstance(types, list):
-        return types.count(label)
-    total = _keys.read_size(part, key) or model.sizes.get(key)
-    _limits.check_number(key, total, _limits.LAYERS)
-    if not label or total is None:
-        return total
-    name = str(part.get("model_type")).removesuffix("_text")
-    if name not in PERIODS or label not in ("full_attention", "sliding_attention"):
-        return None
-    pattern, default, first = PERIODS[name]
-    period = _keys.read_size(part, pattern) or default
-    full = len(range(first and period - 1, total, period))
-    return full if label == "full_attention" else total - full

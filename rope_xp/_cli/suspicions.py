@@ -29,12 +29,12 @@ def find_suspicions(reading: Reading) -> list[str]:
     return sentences
 
 
-def find_notes(reading: Reading, requested: int | None = None) -> list[str]:
+def find_notes(reading: Reading) -> list[str]:
     notes = []
     for layers in reading.layers:
-        if layers.rope is not None and layers.depends_on_length:
+        if layers.rope is not None and layers.lengths:
             name = type(layers.rope.scaling).__name__
-            lengths = " and ".join(map(str, layers.list_lengths(requested)))
+            lengths = " and ".join(map(str, layers.lengths))
             note = f"frequencies of {name} depend on the context length; fix it with "
             note += f"rope.for_length(n). Shown here for {lengths} tokens"
             notes.append(layers.prefix + note)

@@ -40,10 +40,10 @@ def build_reporter(tmp_path, capsys):
 
 
 def paste(report):
-    names = {"rope_xp": rope_xp}
+    given, ropes = {"RoPE": rope_xp.RoPE, **vars(rope_xp.scaling)}, {}
     for layers in report["layers"]:
-        exec(layers["python"], names)
-    return {name: names[name] for name in names if name not in ("rope_xp", "__builtins__")}
+        exec(layers["python"], given, ropes)
+    return ropes
 
 
 def with_rule(config, **changes):

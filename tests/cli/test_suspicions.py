@@ -1,4 +1,4 @@
-"""python -m rope_xp inspect: suspicions, words and errors."""
+"""python -m rope_xp inspect: suspicions, and errors."""
 
 import json
 
@@ -10,8 +10,6 @@ from rope_xp import __main__ as cli
 
 report = pytest.fixture(inspected.build_reporter)
 
-
-# --- suspicions ----------------------------------------------------------------------------------
 
 TRAINED, EXTENDED = "original_max_position_embeddings", "max_position_embeddings"
 YARN = {"rope_type": "yarn", "factor": 4.0, TRAINED: 8192}
@@ -65,7 +63,7 @@ def test_unknown_model_type_is_suspicious_and_takes_the_usual_defaults(report):
     config = {**PLAIN, "model_type": "novel", "rope_theta": 1e4, "rope_interleaved": True}
     result = report(config, "--layout", "interleaved")
     assert not result["checked"]
-    assert result["layers"][0]["layout"] == "interleaved"
+    assert result["layers"][0]["rope"]["layout"] == "interleaved"
     fact = "model_type 'novel' is unknown to rope_xp"
     assert f"{fact}: the usual defaults are assumed" in result["suspicious"]
     assert "nothing reads rope_interleaved = True" in result["suspicious"]
@@ -106,30 +104,6 @@ def test_key_that_is_no_rotation_is_a_note(report):
     assert result["suspicious"] == []
     (note,) = result["notes"]
     assert note.startswith("llama_4_scaling_beta = 0.1 scales q by its position")
-
-
-# --- words ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [
-        (GEMMA4, "never turns  192 of 256  192 of 256"),
-        (BEAM, "full_attention: no positions"),
-        (
-            with_rule(LLAMA, finetuned=True),
-            "\nsuspicious:\n- nothing reads rope_scaling.finetuned = True\n\nin Python:",
-        ),
-    ],
-)
-def test_words_of_a_report_tell_what_never_turns(tmp_path, capsys, config, expected):
-    path = tmp_path / "model.json"
-    path.write_text(json.dumps(config))
-    assert cli.main(["inspect", str(path)]) == 0
-    assert expected in capsys.readouterr().out
-
-
-# --- errors --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
