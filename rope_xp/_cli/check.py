@@ -10,7 +10,6 @@ it has only ``faults``. The object for a model has ``findings``.
 """
 
 import argparse
-import importlib
 import math
 import pkgutil
 import re
@@ -28,9 +27,7 @@ from rope_xp.hf._layer_plan import describe
 from rope_xp.rope import RoPE
 from rope_xp.testing import Identified, _compare, _open, identify
 
-_SHAPE_OPTIONS = "axes", "heads", "components"
-_FUNCTION_OPTIONS = "head_dim", *_SHAPE_OPTIONS, "tables", "library", "config"
-_MODEL_OPTIONS = "strict", "layout"
+_FUNCTION_OPTIONS = ("head_dim", "axes", "tables", "config")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,15 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     target_help += "are, and which is called; or a folder with a config.json, or that file"
     parser.add_argument("target", metavar="TARGET", help=target_help)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    function = "package.module:function"
     add = parser.add_argument_group("options for a function").add_argument
     add("--head-dim", type=terminal.count, metavar="N", help="default 128")
     add("--axes", help="names of the axes of q and k; default bhsd")
-    add("--heads", type=terminal.count, metavar="N", help="default 2")
-    add("--components", type=terminal.count, metavar="N", help="of a position; default: 1 to 3")
     tables_help = "computes cos and sin, which TARGET takes in place of positions"
-    add("--tables", metavar=function, help=tables_help)
-    add("--library", choices=_open.LIBRARIES, help="its array library; default: try each")
+    add("--tables", metavar="package.module:function", help=tables_help)
     add("--config", metavar="CONFIG", help="a config.json with the RoPE that is expected")
     add = parser.add_argument_group("options for a model").add_argument
     layout_help = "layout of a model type that rope_xp does not know, also that of --config: "
@@ -57,45 +50,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print what is wrong; return the exit status: 1 where something is, 2 if that is unknown."""
+    kinds = ("function", "model")
     is_model = Path(options.target).exists()
-    foreign = list(_FUNCTION_OPTIONS) if is_model else list(_MODEL_OPTIONS)
-    if not is_model and options.config is not None:
-        foreign.remove("layout")
-    given = [
-        f"--{n.replace('_', '-')}" for n in foreign if getattr(options, n) not in (None, False)
-    ]
-    if given:
-        kind, other = ("model", "function") if is_model else ("function", "model")
-        raise RopeError(f"{', '.join(given)}: for a {other}; {options.target} is a {kind}")
+    of_model = ("strict",) if options.config else ("strict", "layout")
+    foreign = [n for n in (_FUNCTION_OPTIONS if is_model else of_model) if getattr(options, n)]
+    if foreign:
+        given = ", ".join(f"--{name.replace('_', '-')}" for name in foreign)
+        kind, other = kinds[is_model], kinds[not is_model]
+        raise RopeError(f"{given}: for a {other}; {options.target} is a {kind}")
     return _check_model(options) if is_model else _check_function(options)
 
 
 def _check_function(options: argparse.Namespace) -> int:
     function = _import_target(options.target)
     tables = None if options.tables is None else _import_target(options.tables)
-    like = None
-    if options.library is not None:
-        xp = importlib.import_module({"jax": "jax.numpy"}.get(options.library, options.library))
-        like = xp.zeros(1, dtype=xp.float32)
     expected = None
     if options.config is not None:
         expected = from_hf_config(options.config, layout=options.layout)
         if not isinstance(expected, RoPE):
             labels = f"{options.config} has a RoPE for each of {', '.join(expected)}"
             raise RopeError(f"{labels}; a function can be compared with only one")
-    head_dim = 128 if options.head_dim is None else options.head_dim
-    given = {n: getattr(options, n) for n in _SHAPE_OPTIONS if getattr(options, n) is not None}
+    head_dim = options.head_dim or 128
     try:
-        result = identify(function, head_dim, tables=tables, like=like, **given)
+        result = identify(function, head_dim, tables=tables, axes=options.axes or "bhsd")
     except RopeError as error:
-        fault = str(error)
+        fault, status = str(error), 1
         if isinstance(error, _open.CallError):
-            advice = "Try --head-dim, --axes or --tables"
+            advice, status = "Try --head-dim, --axes or --tables", 2
             if options.tables is None and re.search(r"'(cos|sin|freqs\w*)'", error.summary):
                 advice = "It takes cos and sin: pass --tables package.module:function, which "
                 advice += "returns them for positions"
             fault = f"{error.summary}. {advice}"
-        status = 2 if isinstance(error, _open.CallError) else 1
         if not options.json:
             return terminal.fail("check", fault, status)
         terminal.write_json({"target": options.target, "faults": [fault]})
@@ -138,16 +123,14 @@ def _import_target(target: str) -> Callable[..., Any]:
 
 def _print_result(options: argparse.Namespace, result: Identified, mismatches: list[str]) -> None:
     terminal.write(f"{options.target} rotates by this RoPE:")
-    absent = {"rotary_dim": "all components", "scaling": "none", "position_axes": "none"}
-    shown = [(n, absent[n] if value is None else value) for n, value in vars(result.rope).items()]
-    terminal.write_pairs([(f"  {name}", str(value)) for name, value in shown])
-    terminal.write("")
-    errors = {p: f"{e:.1e}" if math.isfinite(e) else "rejected" for p, e in result.error.items()}
-    rows = [(f"below {position}", error) for position, error in errors.items()]
+    terminal.write_pairs([(f"  {name}", str(value)) for name, value in vars(result.rope).items()])
     title = "largest error of cos and sin" + ", apart from faults" * bool(result.faults)
-    terminal.table(("positions", title), rows, text_columns=1)
-    sections = {"notes": result.notes, "faults": result.faults}
-    for title, sentences in {**sections, f"differences from {options.config}": mismatches}.items():
+    errors = [
+        f"{error:.1e} below position {position}" if math.isfinite(error) else f"{position} rejected"
+        for position, error in result.error.items()
+    ]
+    lists = {title: errors, "notes": result.notes, "faults": result.faults}
+    for title, sentences in {**lists, f"differences from {options.config}": mismatches}.items():
         terminal.write_list(title, sentences)
     outcome = "nothing is wrong"
     if result.faults or mismatches:
@@ -158,9 +141,9 @@ def _print_result(options: argparse.Namespace, result: Identified, mismatches: l
     scope = f"cos and sin at positions below {max(result.error)}, against exact angles of this RoPE"
     if options.config is not None:
         scope += f"; layout, slice, base, scaling and attention factor, against {options.config}"
-    lines = {"checked": scope, "not checked": "gradients, dtypes other than float32"}
     terminal.write("")
-    terminal.write_pairs([*lines.items(), ("result", outcome)])
+    not_checked = ("not checked", "gradients, dtypes other than float32")
+    terminal.write_pairs([("checked", scope), not_checked, ("result", outcome)])
 
 
 def _check_model(options: argparse.Namespace) -> int:

@@ -21,7 +21,8 @@ def find_suspicions(reading: Reading) -> list[str]:
         sentences.append(f"{fact}: the usual defaults are assumed")
     if part.get("rope_scaling") and part.get("rope_parameters"):
         sentences.append("rope_scaling and rope_parameters are both set; only rope_scaling is read")
-    sentences += [*_find_unread_parameters(reading), *_find_unread_keys(reading)]
+    unread = dict(_find_unread_parameters(reading)) | _unread.list_unread(part, reading.layout)
+    sentences += [f"nothing reads {key} = {reprlib.repr(value)}" for key, value in unread.items()]
     for layers in reading.layers:
         if layers.rope is not None:
             odd = (*_find_contradictions(layers), *_check_factor(layers), *_check_sizes(layers))
@@ -45,13 +46,7 @@ def find_notes(reading: Reading) -> list[str]:
     return notes
 
 
-def _find_unread_keys(reading: Reading) -> Iterator[str]:
-    """Yield unread keys next to the rotary parameters whose names are about positions."""
-    for key, value in _unread.list_unread(reading.part, reading.layout).items():
-        yield f"nothing reads {key} = {reprlib.repr(value)}"
-
-
-def _find_unread_parameters(reading: Reading) -> Iterator[str]:
+def _find_unread_parameters(reading: Reading) -> Iterator[tuple[str, object]]:
     part, model = reading.part, reading.model
     name = _keys.parameters_key(part)
     parameters = part.get(name) or {}
@@ -67,7 +62,7 @@ def _find_unread_parameters(reading: Reading) -> Iterator[str]:
         for key in sorted(set(values) - used - {_ATTENTION_KEY}):
             # A key that repeats another with the same value misleads nobody.
             if values[key] is not None and values[key] != part.get(key):
-                yield f"nothing reads {where}.{key} = {reprlib.repr(values[key])}"
+                yield f"{where}.{key}", values[key]
 
 
 def _watch_parameters(layers: Layers) -> set[str]:

@@ -105,7 +105,7 @@ def test_check_of_a_numpy_function_and_a_configuration_imports_no_framework(tmp_
 
 def test_function_of_tables_is_checked_beside_its_tables(capsys):
     named = ["rotates_by_hand:by_tables", "--tables", "rotates_by_hand:tables"]
-    status, out, _ = run_check(capsys, *named, "--head-dim", "32", "--library", "numpy", "--json")
+    status, out, _ = run_check(capsys, *named, "--head-dim", "32", "--json")
     report = json.loads(out)
     assert status == 0
     assert (report["rope"]["base"], report["rope"]["layout"]) == (500000.0, "half")
