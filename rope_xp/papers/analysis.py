@@ -7,8 +7,6 @@ frequency. All functions raise RopeError if a value is out of range or not finit
 """
 
 import math
-from collections.abc import Iterator
-from fractions import Fraction
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,8 +19,7 @@ from rope_xp.rope import RoPE
 
 __all__ = ["decay_bound", "max_distance", "score_curve", "turns"]
 
-_BLOCK = 2**19  # angles at once: 4 MiB, and some copies of that
-_TURN = Fraction("6.28318530717958647692528676655900576839433879875021")
+_BLOCK = 2**13  # distances at once, where the first one ends the search
 
 
 def decay_bound(rope: RoPE, head_dim: int, distances: ArrayLike) -> NDArray[np.float64]:
@@ -58,11 +55,12 @@ def decay_bound(rope: RoPE, head_dim: int, distances: ArrayLike) -> NDArray[np.f
     """
     frequencies = _check_frequencies(rope, head_dim)
     distances = _check_finite("distances", distances)
-    bound = np.empty(distances.size)
-    for part, angles in _iterate_angles(distances, frequencies):
-        units = np.cos(angles) + 1j * np.sin(angles)
-        bound[part] = np.abs(np.cumsum(units, axis=1)).mean(axis=1)
-    return bound.reshape(distances.shape)
+    partial_sum, bound = np.zeros(distances.shape, complex), np.zeros(distances.shape)
+    for frequency in frequencies:
+        partial_sum += np.exp(1j * (distances * frequency))
+        bound += np.abs(partial_sum)
+    bound /= len(frequencies)
+    return bound
 
 
 def score_curve(
@@ -99,14 +97,13 @@ def score_curve(
     distances = _check_finite("distances", distances)
     q, k = _check_vector("q", q, head_dim), _check_vector("k", k, head_dim)
     products = _complex_pairs(rope, q) * _complex_pairs(rope, k).conj()
-    constant = float(q @ k - products.real.sum())  # of the components that pass through
-    score = np.empty(distances.size)
-    for part, angles in _iterate_angles(distances, frequencies):
-        score[part] = np.cos(angles) @ products.real
-        if products.imag.any():  # not for ones, nor for any q along k; it takes half the time
-            score[part] -= np.sin(angles) @ products.imag
-    score *= rope.attention_factor**2
-    return (score + constant).reshape(distances.shape)
+    # That of the components that pass through.
+    score = np.full(distances.shape, q @ k - products.real.sum())
+    for frequency, product in zip(frequencies, rope.attention_factor**2 * products, strict=True):
+        score += np.cos(distances * frequency) * product.real
+        if product.imag:  # not of ones, nor of any q along k; it takes half the time
+            score -= np.sin(distances * frequency) * product.imag
+    return score
 
 
 def max_distance(rope: RoPE, head_dim: int, *, limit: int = 2**20) -> int | None:
@@ -138,16 +135,11 @@ def max_distance(rope: RoPE, head_dim: int, *, limit: int = 2**20) -> int | None
     """
     numbers.check_positive_int("limit", limit)
     frequencies = _check_frequencies(rope, head_dim)
-    pairs, length = len(frequencies), _block_length(frequencies)
-    for start in range(1, limit + 1, length):
-        distances = np.arange(start, min(start + length, limit + 1))
-        sums = np.cos(np.multiply.outer(distances, frequencies)).sum(axis=1)
-        # Twice the rounding errors of the angles, the cosines and their sum.
-        doubt = (distances * np.abs(frequencies).sum() + pairs * (pairs + 8)) * 2.0**-52
-        for i in np.flatnonzero(sums < doubt):
-            distance = int(distances[i])
-            if sums[i] < -doubt[i] or _sum_cosines_exactly(distance, frequencies) < 0:
-                return distance
+    for start in range(1, limit + 1, _BLOCK):
+        distances = np.arange(start, min(start + _BLOCK, limit + 1))
+        sums = sum(np.cos(distances * frequency) for frequency in frequencies)
+        if negative := np.flatnonzero(sums < 0).tolist():
+            return start + int(negative[0])
     return None
 
 
@@ -209,24 +201,3 @@ def _complex_pairs(rope: RoPE, x: NDArray[np.float64]) -> NDArray[np.complex128]
     rotated = x[offset : offset + r]
     first, second = rotated.reshape(2, -1) if rope.layout == "half" else rotated.reshape(-1, 2).T
     return np.asarray(first + 1j * second)
-
-
-def _block_length(frequencies: NDArray[np.float64]) -> int:
-    """Return how many distances to take at once, so that memory does not grow with them."""
-    return max(1, _BLOCK // len(frequencies))
-
-
-def _iterate_angles(
-    distances: NDArray[np.float64], frequencies: NDArray[np.float64]
-) -> Iterator[tuple[slice, NDArray[np.float64]]]:
-    """Yield slices of the flat distances, and their angles (distances, pairs)."""
-    flat, length = distances.ravel(), _block_length(frequencies)
-    for start in range(0, len(flat), length):
-        part = slice(start, start + length)
-        yield part, np.multiply.outer(flat[part], frequencies)
-
-
-def _sum_cosines_exactly(distance: int, frequencies: NDArray[np.float64]) -> float:
-    """Return the sum of cosines with angles reduced exactly: off by 1e-15 a pair at most."""
-    angles = (distance * Fraction(f) % _TURN for f in frequencies.tolist())
-    return math.fsum(math.cos(float(angle)) for angle in angles)
