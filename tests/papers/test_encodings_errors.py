@@ -18,7 +18,8 @@ SHAPES = [
     (shaw, (Q, Q[:, :3], TABLE), "pass positions and k_positions"),
     (shaw, (Q, Q, TABLE[:6]), r"6 entries.*2 \* clip \+ 1"),
     (of_shaw, {"scale": 0.0}, "scale must be positive"),
-    (of_shaw, {"positions": [0, 1]}, r"\(tokens,\) = \(5,\)"),
+    (of_shaw, {"positions": [0, 1]}, r"positions has shape \(2,\); it must .* = \(2, 5\)"),
+    (of_shaw, {"positions": 3}, r"a single number for 5 tokens"),
     (shaw_values, (W[:, :3], V, V_TABLE), "weights has 3 heads and v 2; .* a multiple"),
     (shaw_values, (W, V[0, 0], V_TABLE), r"v has shape \(2, 3\); it must be"),
     (shaw_values, (W[..., :5], V[:, :5], V_TABLE[:, :2]), r"_values has shape \(7, 2\)"),
@@ -35,7 +36,6 @@ SHAPES = [
 TYPES = [
     (shaw, ([1.0], Q, TABLE), "q is a list"),
     (shaw, (Q, Q, TABLE.astype(int)), "convert it to one of .*float32"),
-    (shaw, (Q, Q.astype("f4"), TABLE), "float64 and k float32"),
     (of_shaw, {"scale": "1"}, "scale must be a number"),
     (of_shaw, {"positions": np.arange(5) + 0.5}, "positions must hold integers"),
     (shaw_values, (W > 0, V, V_TABLE), "weights is .* bool; convert it to one of"),

@@ -13,7 +13,7 @@ then by name ``positions``, ``k_positions`` and ``scale``, which :func:`shaw` de
 (batch..., heads, q tokens, k tokens) with the dtype, library and device of q, computed in float32,
 in float64 for float64 q. A distance is query position minus key position, m - n, as in RoFormer;
 only :func:`t5_buckets` counts the other way, as T5 does. Positions are integers with absolute
-values below 2**31. Unlike :mod:`rope_xp.papers.attention`, q and k must have one dtype, and the
+values below 2**31, and lie less than 2**31 apart. Unlike in :mod:`rope_xp.papers.attention`, the
 default scale is 1. The library's settings decide how precise products of float32 matrices are.
 
 All functions raise RopeError if shapes do not fit or positions are out of range, and TypeError if

@@ -5,15 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from rope_xp._arguments import checks, parse
-from rope_xp._arguments.positions import resolve_positions
+from rope_xp._arguments.positions import check_positions_shape, resolve_positions
 from rope_xp._core import numbers
 from rope_xp._core.errors import RopeError
 from rope_xp._core.typing import Array, ArrayT, Namespace
 from rope_xp._dispatch.backend import Backend
 from rope_xp._rotation.angles import with_axes
 from rope_xp.papers import _heads
-
-FARTHEST = 2**31 - 1  # the largest distance, in tokens, that int32 holds
 
 
 @dataclass(frozen=True)
@@ -23,7 +21,7 @@ class Operands:
     backend: Backend
     q: Array  # or attention weights, (batch..., heads, q tokens, k tokens)
     k: Array  # or values; grouped ones are repeated, one for each head of q
-    distances: Array  # of queries less keys; those of int32 saturate at FARTHEST
+    distances: Array  # of queries less keys
     first_name: str
     scale: float
 
@@ -43,9 +41,9 @@ class Operands:
         _heads.check_shape(name, value, axes, *shapes)
         return self.xp.astype(value, self.k.dtype, copy=False)
 
-    def content(self, q: Array | None = None) -> Array:
+    def content(self) -> Array:
         """Return q . k, (batch..., heads, q tokens, k tokens)."""
-        return _heads.multiply_heads(self.xp, self.q if q is None else q, self.k)
+        return _heads.multiply_heads(self.xp, self.q, self.k)
 
     def multiply_rows(self, q: Array, rows: Array) -> Array:
         """Return q . row, (batch..., heads, q tokens, k tokens)."""
@@ -83,10 +81,6 @@ def check_operands(positions: Any, k_positions: Any, scale: float = 1.0, **array
     """Check q and k, or weights and v in their places, and return them with their distances."""
     backend, (q, k) = _heads.check_floats(**arrays)
     first, second = arrays
-    dtypes = [backend.dtype_name(x) for x in arrays.values()]
-    if dtypes[0] != dtypes[1]:
-        names = f"{first} is {dtypes[0]} and {second} {dtypes[1]}"
-        raise TypeError(f"{names}; convert one of them")
     if first == "q":
         _heads.check_queries(q, k)
         tokens, heads = q.shape[-3:-1]
@@ -96,46 +90,38 @@ def check_operands(positions: Any, k_positions: Any, scale: float = 1.0, **array
         _heads.check_shape(first, q, axes, (*k.shape[:-3], ..., ..., k.shape[-3]))
         heads, tokens = q.shape[-3:-1]
         _heads.check_heads(first, heads, second, k.shape[-2])
-    xp, batch, k_tokens = backend.xp, tuple(k.shape[:-3]), k.shape[-3]
+    batch, k_tokens = tuple(k.shape[:-3]), k.shape[-3]
     if k_positions is None and tokens != k_tokens:
         raise RopeError(
             f"{tokens} query tokens have no default positions among {k_tokens} key tokens; pass "
             "positions and k_positions"
         )
-    m = n = _resolve(backend, first, q, "positions", positions, (*batch, tokens))
+    m = n = _resolve(backend, first, q, "positions", positions, batch, tokens)
     if k_positions is not None:
-        n = _resolve(backend, first, q, "k_positions", k_positions, (*batch, k_tokens))
-    m, n = m[..., :, None], n[..., None, :]
-    distances = m - n
-    are_implicit = positions is None and k_positions is None
-    if not are_implicit and backend.dtype_name(distances) == "int32":
-        # The difference of halves does not wrap around, and shows where that of the wholes does.
-        halves = (m >> 1) - (n >> 1)
-        distances = xp.where(halves >= 2**30, xp.full_like(distances, FARTHEST), distances)
-        distances = xp.where(halves <= -(2**30), xp.full_like(distances, -FARTHEST), distances)
+        n = _resolve(backend, first, q, "k_positions", k_positions, batch, k_tokens)
+    distances = m[..., :, None] - n[..., None, :]
     scale = float(numbers.check_positive("scale", scale))  # a number of Python, for strict arrays
-    return Operands(backend, q, _heads.repeat_heads(xp, k, heads), distances, first, scale)
+    keys = _heads.repeat_heads(backend.xp, k, heads)
+    return Operands(backend, q, keys, distances, first, scale)
 
 
 def _resolve(
-    backend: Backend, first: str, like: Array, argument: str, positions: Any, shape: tuple[int, ...]
+    backend: Backend,
+    first: str,
+    like: Array,
+    argument: str,
+    positions: Any,
+    batch: tuple[int, ...],
+    tokens: int,
 ) -> Array:
-    """Return integer positions with as many axes as a shape; all but the last may be broadcast."""
+    """Return integer positions with the axes (batch..., tokens), which may have length 1."""
     if positions is None:  # count from 0
-        return with_axes(backend.arange(shape[-1], backend.device(like)), len(shape))
+        return with_axes(backend.arange(tokens, backend.device(like)), len(batch) + 1)
     owner = parse.backend_of(positions)
     if owner is not None and owner is not backend and owner.name != "numpy":
         raise checks.different_libraries(first, backend, argument, owner)
     integers, fraction, _ = resolve_positions(backend, positions, owner, like, False, argument)
     if fraction is not None:
         raise TypeError(f"{argument} must hold integers, to index tables by distance; round them")
-    lengths = tuple(integers.shape)
-    if not numbers.can_broadcast(lengths, shape) or (not lengths and shape[-1] != 1):
-        raise RopeError(
-            f"{argument} has shape {lengths}; it must be (tokens,) = {shape[-1:]}, or broadcast to "
-            f"(batch..., tokens) = {shape}"
-        )
-    whole = (*lengths[:-1], shape[-1])
-    if lengths != whole:
-        integers = backend.xp.broadcast_to(integers, whole)
-    return with_axes(integers, len(shape))
+    check_positions_shape(argument, tuple(integers.shape), 0, batch, tokens)
+    return with_axes(integers, len(batch) + 1)

@@ -6,6 +6,7 @@ from rope_xp._core import numbers
 from rope_xp._core.typing import Array, ArrayT, Device, Namespace
 from rope_xp._dispatch import find
 from rope_xp._rotation.angles import with_axes
+from rope_xp.papers import _heads
 from rope_xp.papers.encodings import _operands
 from rope_xp.rope import RoPE
 
@@ -75,7 +76,7 @@ def transformer_xl(
 
     Parameters
     ----------
-    q, k, scale
+    q, k, positions, k_positions, scale
         As for :func:`shaw`.
     u, v : array, (heads, head_dim)
         Biases added to the query for the content term and for the position term.
@@ -83,9 +84,6 @@ def transformer_xl(
         W, which projects the sinusoidal encoding p of dim columns; see :func:`sinusoidal`.
     base : float, default 10000.0
         Base of the encoding p.
-    positions, k_positions
-        As for :func:`shaw`, less than 2**31 - 1 apart: scores of positions farther apart are NaN
-        where the positions lie on a device and are not read.
 
     Examples
     --------
@@ -103,14 +101,11 @@ def transformer_xl(
     )
     w = operands.parameter("w_relative", w_relative, "(heads, head_dim, dim)", (*shape, None))
     numbers.check_even("the last axis of w_relative", w.shape[-1], _COLUMNS)
-    xp, distances = operands.xp, operands.distances
-    if operands.backend.dtype_name(distances) == "int32":
-        # Distances that saturated leave the range of angles, for a NaN.
-        is_farthest = xp.abs(distances) == _operands.FARTHEST
-        beyond = xp.full_like(distances, -_operands.FARTHEST - 1)
-        distances = xp.where(is_farthest, beyond, distances)
-    encoding = sinusoidal(distances, w.shape[-1], base=base, dtype=w.dtype)
+    xp, encoding = (
+        operands.xp,
+        sinusoidal(operands.distances, w.shape[-1], base=base, dtype=w.dtype),
+    )
     # W is applied to the query, which spares projecting the encoding for every head.
     projected = xp.matmul((operands.q + to_position)[..., None, :], w)[..., 0, :]
-    content = operands.content(operands.q + to_content)
+    content = _heads.multiply_heads(xp, operands.q + to_content, operands.k)
     return operands.finish(q, content + operands.multiply_rows(projected, encoding))
