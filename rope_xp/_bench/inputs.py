@@ -25,15 +25,6 @@ class Case(NamedTuple):
     positions: Array
 
 
-def find(name: str) -> targets.Target:
-    """Return a target by its name; raise CannotMeasure where it is not here."""
-    known = name in targets.ALL_NAMES
-    target = targets.find(name) if known else "not known to this version of rope_xp"
-    if isinstance(target, str):
-        raise CannotMeasure(f"{name}: {target}")
-    return target
-
-
 def numpy_dtype(name: str) -> np.dtype:
     """Return a dtype by its name, or raise CannotMeasure."""
     if name != "bfloat16":
@@ -52,7 +43,9 @@ def case(
     name: str, tokens: int, start: int = 0, dtype: str = "float32", heads: tuple[int, int] = HEADS
 ) -> Case:
     """Return the same inputs for every call, from position ``start``; or raise CannotMeasure."""
-    target = find(name)
+    target = targets.find(name)
+    if isinstance(target, str):
+        raise CannotMeasure(f"{name}: {target}")
     random = np.random.default_rng(0)
 
     def draw(heads: int) -> Array:

@@ -42,9 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tables", metavar="package.module:function", help=tables_help)
     add("--config", metavar="CONFIG", help="a config.json with the RoPE that is expected")
     add = parser.add_argument_group("options for a model").add_argument
-    layout_help = "layout of a model type that rope_xp does not know, also that of --config: "
-    layout_help += ", ".join(LAYOUTS)
-    add("--layout", choices=LAYOUTS, metavar="LAYOUT", help=layout_help)
+    add("--layout", choices=LAYOUTS, help="of an unknown model type, also that of --config")
     add("--strict", action="store_true", help="exit with 1 for warnings, too")
 
 
@@ -122,8 +120,7 @@ def _import_target(target: str) -> Callable[..., Any]:
 
 
 def _print_result(options: argparse.Namespace, result: Identified, mismatches: list[str]) -> None:
-    terminal.write(f"{options.target} rotates by this RoPE:")
-    terminal.write_pairs([(f"  {name}", str(value)) for name, value in vars(result.rope).items()])
+    terminal.write(f"{options.target} rotates by {result.rope!r}")
     title = "largest error of cos and sin" + ", apart from faults" * bool(result.faults)
     errors = [
         f"{error:.1e} below position {position}" if math.isfinite(error) else f"{position} rejected"
@@ -141,9 +138,11 @@ def _print_result(options: argparse.Namespace, result: Identified, mismatches: l
     scope = f"cos and sin at positions below {max(result.error)}, against exact angles of this RoPE"
     if options.config is not None:
         scope += f"; layout, slice, base, scaling and attention factor, against {options.config}"
-    terminal.write("")
-    not_checked = ("not checked", "gradients, dtypes other than float32")
-    terminal.write_pairs([("checked", scope), not_checked, ("result", outcome)])
+    _print_outcome(scope, "gradients, dtypes other than float32", outcome)
+
+
+def _print_outcome(checked: str, not_checked: str, result: str) -> None:
+    terminal.write("", f"checked: {checked}", f"not checked: {not_checked}", f"result: {result}")
 
 
 def _check_model(options: argparse.Namespace) -> int:
@@ -160,6 +159,5 @@ def _check_model(options: argparse.Namespace) -> int:
         skipped = "the model; rope_xp.integrations.transformers.check(model) checks it"
         outcome = f"{len(sentences)} {severity}(s)" if sentences else "nothing is wrong"
         terminal.write_list(f"{severity}s", sentences)
-        terminal.write("")
-        terminal.write_pairs([("checked", checked), ("not checked", skipped), ("result", outcome)])
+        _print_outcome(checked, skipped, outcome)
     return int(bool(sentences) and (options.strict or severity == "error"))

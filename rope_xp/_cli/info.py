@@ -30,7 +30,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         terminal.write_json(report)
     else:
-        terminal.write_pairs(list(_format_report(report)))
+        terminal.write(*_format_report(report))
     return 0
 
 
@@ -93,23 +93,20 @@ def _describe_entry_point(entry: importlib.metadata.EntryPoint) -> dict[str, Any
     return {"object": entry.value, "problem": problem, "paths": names}
 
 
-def _format_report(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _format_report(report: dict[str, Any]) -> Iterator[str]:
     for name in ("rope_xp", "python", "platform", "array_api_compat"):
-        yield name, report[name]
+        yield f"{name}: {report[name]}"
     # Missing libraries come first.
     libraries = sorted(report["libraries"].items(), key=lambda row: row[1]["version"] is not None)
     for name, row in libraries:
         lowest = row.get("lowest") and f"lowest supported: {row['lowest']}"
-        yield name, ", ".join(filter(None, (row["version"], lowest, row["problem"])))
+        yield f"{name}: {', '.join(filter(None, (row['version'], lowest, row['problem'])))}"
         if row["devices"]:
-            yield f"  {name} devices", ", ".join(row["devices"])
+            yield f"  devices: {', '.join(row['devices'])}"
         for path, reason in row["paths"].items():
-            yield f"  {name} path {path}", f"not available: {reason}" if reason else "available"
+            yield f"  path {path}: {'not available: ' + reason if reason else 'available'}"
     for name, row in report["third_party"].items():
         outcome = row["problem"] or f"paths {', '.join(row['paths'])}"
-        yield f"third-party {name}", f"{row['object']}: {outcome}"
-    if not report["third_party"]:
-        yield "third-party backends", "none"
+        yield f"third-party {name}: {row['object']}: {outcome}"
     choice = report["choice"]
-    yield VARIABLE, choice["path"] or "not set"
-    yield "choice", choice["problem"] or choice["path"] or "automatic: the fastest path"
+    yield f"{VARIABLE}: {choice['problem'] or choice['path'] or 'not set; the fastest path runs'}"

@@ -29,8 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("config", metavar="CONFIG", help="a config.json, or the folder that has it")
     add("--json", action="store_true", help="print one JSON object")
-    layout_help = "layout of a model type that rope_xp does not know: "
-    add("--layout", choices=LAYOUTS, metavar="LAYOUT", help=layout_help + ", ".join(LAYOUTS))
+    add("--layout", choices=LAYOUTS, help="of a model type that rope_xp does not know")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -57,12 +57,6 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], text_columns: i
         write("  ".join(cells).rstrip())
 
 
-def write_pairs(pairs: Sequence[tuple[str, str]]) -> None:
-    """Print lines "name: value" with the values aligned."""
-    width = max(len(name) for name, _ in pairs) + 1
-    write(*(f"{name + ':':<{width}} {value}" for name, value in pairs))
-
-
 def write_list(title: str, sentences: Sequence[str]) -> None:
     """Print sentences below a title, one in a line; nothing where there are none."""
     if sentences:

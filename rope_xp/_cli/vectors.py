@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("config", metavar="CONFIG", help="a config.json, or the folder that has it")
     add("-o", "--out", type=Path, required=True, metavar="FILE.safetensors")
-    add("--layout", choices=LAYOUTS, metavar="LAYOUT", help="of an unknown model type")
+    add("--layout", choices=LAYOUTS, help="of a model type that rope_xp does not know")
 
 
 def run(options: argparse.Namespace) -> int:

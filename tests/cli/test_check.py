@@ -57,8 +57,8 @@ def run_check(capsys, *arguments):
 @pytest.mark.parametrize(
     ("name", "status", "expected"),
     [
-        ("rotate", 0, "result:      nothing is wrong"),
-        ("Holder.rotate", 0, "base:          500000.0"),
+        ("rotate", 0, "result: nothing is wrong"),
+        ("Holder.rotate", 0, "RoPE(base=500000.0, "),
         ("late", 1, "- positions are off by +1"),
         # Angles of float32 are no fault, and not said to be right.
         ("in_float32", 0, "no fault, but cos and sin are off by more than 1e-2 from position"),
@@ -184,7 +184,7 @@ def test_configuration_passes_if_right_and_is_a_warning_if_odd_and_an_error_if_w
 ):
     status, out, _ = run_check(capsys, write_config(tmp_path, LLAMA))
     assert status == 0
-    assert "result:      nothing is wrong" in out
+    assert "result: nothing is wrong" in out
     folder = write_config(tmp_path, with_rule(LLAMA, original_max_position_embeddings=None))
     status, out, _ = run_check(capsys, folder)
     assert status == 0
