@@ -1,24 +1,25 @@
-"""Files of docs/examples/start: they run, say what they promise, and are what the pages show."""
+"""Files of docs/examples: they run, say what they promise, and are what the pages show."""
 
 import functools
-import re
+import importlib.util
+import os
 import runpy
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
-FILES = sorted((DOCS / "examples" / "start").glob("*.py"))
+START = sorted((DOCS / "examples" / "start").glob("*.py"))
+KERNELS = {"test_triton_kernel": "triton", "test_cpp_kernel": "c++"}
 NEEDS = {
     "attention_torch": "torch",
     "decoder_jax": "jax",
     "vit_torch": "torch",
     "patch_model": "transformers",
 }
-SHOWN = re.compile(
-    r"^\[`?([\w/.]+)`?\]\((examples/start/\w+\.py)\):\n\n```python\n(.*?)^```$",
-    re.MULTILINE | re.DOTALL,
-)
 
 
 def load(name, run_name="example"):
@@ -27,19 +28,33 @@ def load(name, run_name="example"):
     return runpy.run_path(str(DOCS / "examples" / "start" / f"{name}.py"), run_name=run_name)
 
 
-def test_start_pages_show_each_example_file():
-    """A block is a file without its docstring: to mend this, paste the file into the page."""
-    pages = [page.read_text("utf-8") for page in (*DOCS.glob("start_*.md"), DOCS / "models.md")]
-    shown = {path: text for page in pages for _, path, text in SHOWN.findall(page)}
-    assert shown.keys() == {f"examples/start/{file.name}" for file in FILES}
-    for file in FILES:
-        _, _, code = file.read_text("utf-8").split('"""', 2)
-        assert shown[f"examples/start/{file.name}"] == code.lstrip("\n"), file.name
-    toy = (DOCS / "examples" / "toy_backend.py").read_text("utf-8")
-    assert f"```python\n{toy}```" in (DOCS.parent / "backends" / "README.md").read_text("utf-8")
+SHOWN = [*START, *(DOCS / "examples" / f"{name}.py" for name in ("toy_backend", *KERNELS))]
 
 
-@pytest.mark.parametrize("name", [file.stem for file in FILES if file.stem != "decoder_jax"])
+@pytest.mark.parametrize("file", SHOWN, ids=lambda file: file.stem)
+def test_pages_show_each_example_file(file):
+    """As a whole, or without its docstring: to mend this, paste the file into the page."""
+    pages = [*DOCS.glob("*.md"), DOCS.parent / "backends" / "README.md"]
+    text, source = "".join(page.read_text("utf-8") for page in pages), file.read_text("utf-8")
+    codes = source, source.split('"""', 2)[-1].lstrip()
+    assert any(f"```python\n{code}```" in text for code in codes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "needed"), KERNELS.items())
+def test_example_of_a_kernel_passes(name, needed):
+    found = shutil.which(needed) if needed == "c++" else importlib.util.find_spec(needed)
+    if not (found and importlib.util.find_spec("torch")):
+        pytest.skip(f"needs torch and {needed}")
+    # In a process of its own, as Triton reads TRITON_INTERPRET when it is imported.
+    options = ["-q", "-n", "0", "-p", "no:cacheprovider", f"{name}.py"]
+    folders = (DOCS.parent, DOCS.parent / "backends", os.environ.get("PYTHONPATH", ""))
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, folders))}
+    command, at = [sys.executable, "-m", "pytest", *options], DOCS / "examples"
+    assert b" passed" in subprocess.check_output(command, env=environment, cwd=at)
+
+
+@pytest.mark.parametrize("name", [file.stem for file in START if file.stem != "decoder_jax"])
 def test_start_example_runs(name, capsys, monkeypatch):
     """Each asserts what it prints."""
     if name == "attention_torch":
