@@ -1,4 +1,4 @@
-"""python -m rope_xp check: functions, configurations and weights, and the exit status."""
+"""python -m rope_xp check: functions, configurations, and the exit status."""
 
 import json
 import subprocess
@@ -48,10 +48,20 @@ def _module(tmp_path, monkeypatch):
     sys.modules.pop("rotates_by_hand", None)
 
 
-def run_check(capsys, *arguments):
-    status = cli.main(["check", *arguments])
-    printed = capsys.readouterr()
-    return status, printed.out, printed.err
+@pytest.fixture
+def run(capsys):
+    def check(*arguments):
+        status = cli.main(["check", *arguments])
+        return status, *capsys.readouterr()
+
+    return check
+
+
+def write_config(config):
+    Path("config.json").write_text(json.dumps(config))
+
+
+SMALL = ("--head-dim", "32")
 
 
 @pytest.mark.parametrize(
@@ -64,34 +74,16 @@ def run_check(capsys, *arguments):
         ("in_float32", 0, "no fault, but cos and sin are off by more than 1e-2 from position"),
     ],
 )
-def test_function_is_checked_and_faults_set_the_status(name, status, expected, capsys):
-    actual, out, _ = run_check(capsys, f"rotates_by_hand:{name}", "--head-dim", "32")
+def test_function_is_checked_and_faults_set_the_status(name, status, expected, run):
+    actual, out, _ = run(f"rotates_by_hand:{name}", *SMALL)
     assert actual == status
     assert expected in out
     assert ("nothing is wrong" in out) == name.endswith("rotate")
-    assert not [line for line in sys.path if line == str(Path.cwd())]
+    assert str(Path.cwd()) not in sys.path
 
 
-@pytest.mark.parametrize(
-    ("name", "advice"),
-    [
-        ("rotate", ". Try --head-dim, --axes or --tables"),
-        ("by_tables", ". It takes cos and sin: pass --tables package.module:function, which"),
-    ],
-)
-def test_function_that_cannot_be_called_is_told_of_by_its_first_error(name, advice, capsys):
-    status, _, error = run_check(capsys, f"rotates_by_hand:{name}", "--axes", "bshd")
-    arrays = "q, k" if name == "rotate" else "x"
-    start = f"check: could not call {name} with {arrays} of shape (b, s, h, 128); "
-    assert status == 2
-    assert error.startswith(start[:-2])
-    assert "first error: " in error
-    assert advice in error
-    assert len(error) < 400
-
-
-def test_check_of_a_numpy_function_and_a_configuration_imports_no_framework(tmp_path):
-    write_config(tmp_path, LLAMA)
+def test_check_of_a_numpy_function_and_a_configuration_imports_no_framework():
+    write_config(LLAMA)
     code = (
         "import sys; from rope_xp.__main__ import main\n"
         "assert main(['check', '.']) == 0\n"
@@ -103,9 +95,9 @@ def test_check_of_a_numpy_function_and_a_configuration_imports_no_framework(tmp_
     assert process.returncode == 0, process.stderr
 
 
-def test_function_of_tables_is_checked_beside_its_tables(capsys):
+def test_function_of_tables_is_checked_beside_its_tables(run):
     named = ["rotates_by_hand:by_tables", "--tables", "rotates_by_hand:tables"]
-    status, out, _ = run_check(capsys, *named, "--head-dim", "32", "--json")
+    status, out, _ = run(*named, *SMALL, "--json")
     report = json.loads(out)
     assert status == 0
     assert (report["rope"]["base"], report["rope"]["layout"]) == (500000.0, "half")
@@ -115,84 +107,68 @@ def test_function_of_tables_is_checked_beside_its_tables(capsys):
     assert report["faults"] == report["differences"] == []
 
 
-def test_function_that_is_no_rotation_is_an_error(capsys):
-    named = ["rotates_by_hand:scaled", "--head-dim", "32"]
-    status, _, error = run_check(capsys, *named)
+def test_function_that_is_no_rotation_is_an_error(run):
+    status, _, error = run("rotates_by_hand:scaled", *SMALL)
     assert status == 1
     assert error.startswith("check: the function is not a rotation")
-    faults = json.loads(run_check(capsys, *named, "--json")[1])["faults"]
+    faults = json.loads(run("rotates_by_hand:scaled", *SMALL, "--json")[1])["faults"]
     assert error == f"check: {faults[0]}\n"
 
 
-def test_function_beside_a_configuration_differs_from_it(tmp_path, capsys):
+def test_function_beside_a_configuration_differs_from_it(run):
     plain = {**LLAMA, "head_dim": 32, "rope_scaling": None}
-    write_config(tmp_path, plain)
-    arguments = ["rotates_by_hand:rotate", "--head-dim", "32", "--config", "config.json"]
-    assert run_check(capsys, *arguments)[0] == 0
-    write_config(tmp_path, {**plain, "rope_theta": 10000.0})
-    status, out, _ = run_check(capsys, *arguments)
+    arguments = ["rotates_by_hand:rotate", *SMALL, "--config", "config.json", "--layout", "half"]
+    write_config(plain)
+    assert run(*arguments)[0] == 0
+    write_config({**plain, "rope_theta": 10000.0})
+    status, out, _ = run(*arguments)
     assert status == 1
     assert "differences from config.json:\n- base is 500000, and not 10000" in out
-
-
-@pytest.mark.parametrize("target", ["rotates_by_hand:leave", "leaves_at_once:rotate"])
-def test_target_that_ends_the_program_is_no_pass(target, tmp_path, capsys):
-    (tmp_path / "leaves_at_once.py").write_text("raise SystemExit(0)")
-    status, out, error = run_check(capsys, target)
-    assert (status, out) == (2, "")
-    assert error.startswith("check: code that it called ended the program with 0;")
 
 
 @pytest.mark.parametrize(
     ("target", "message"),
     [
+        ("rotates_by_hand:rotate --axes bshd", "could not call rotate with q, k of shape (b, s, "),
+        ("rotates_by_hand:rotate --axes bshd", ". Try --head-dim, --axes or --tables"),
+        ("rotates_by_hand:by_tables", "It takes cos and sin: pass --tables package.module:fun"),
         ("nowhere", "'nowhere' is neither a file nor package.module:function"),
         ("no_such_module:f", "No module named 'no_such_module'"),
         ("rotates_by_hand:missing", "has no attribute 'missing'"),
         ("rotates_by_hand:INV", "function must be callable; got ndarray"),
         ("rotates_by_hand.py:f", "names a file; name its module: rotates_by_hand:f"),
+        ("rotates_by_hand:leave", "code that it called ended the program with 0;"),
+        ("leaves_at_once:rotate", "code that it called ended the program with 0;"),
+        (
+            "rotates_by_hand:rotate --layout half --strict",
+            "--strict, --layout: for a model; rotates_by_hand:rotate is a function",
+        ),
+        (". --axes bshd --head-dim 128", "--head-dim, --axes: for a function; . is a model"),
     ],
 )
-def test_target_that_is_none_is_an_error(target, message, capsys):
-    status, _, error = run_check(capsys, target)
-    assert status == 2
+def test_what_cannot_be_checked_is_an_error_and_no_pass(target, message, tmp_path, run):
+    (tmp_path / "leaves_at_once.py").write_text("raise SystemExit(0)")
+    status, out, error = run(*target.split())
+    assert (status, out) == (2, "")
+    assert error.startswith("check: ")
     assert message in error
+    assert len(error) < 400
 
 
-def test_options_for_another_kind_of_target_are_refused(tmp_path: Path, capsys) -> None:
-    function, folder = "rotates_by_hand:rotate", write_config(tmp_path, LLAMA)
-    status, out, error = run_check(capsys, function, "--layout", "half", "--strict")
-    assert (status, out) == (2, "")
-    assert f"--strict, --layout: for a model; {function} is a function" in error
-    status, out, error = run_check(capsys, folder, "--axes", "bshd", "--head-dim", "128")
-    assert (status, out) == (2, "")
-    assert f"--head-dim, --axes: for a function; {folder} is a model" in error
-    layout = ["--head-dim", "32", "--config", folder, "--layout", "half"]
-    assert run_check(capsys, function, *layout)[2] == ""
-
-
-# --- models --------------------------------------------------------------------------------------
-
-
-def write_config(folder, config):
-    (folder / "config.json").write_text(json.dumps(config))
-    return str(folder)
-
-
-def test_configuration_passes_if_right_and_is_a_warning_if_odd_and_an_error_if_wrong(
-    tmp_path, capsys
-):
-    status, out, _ = run_check(capsys, write_config(tmp_path, LLAMA))
+def test_configuration_passes_if_right_and_is_a_warning_if_odd_and_an_error_if_wrong(run):
+    write_config(LLAMA)
+    status, out, _ = run(".")
     assert status == 0
     assert "result: nothing is wrong" in out
-    folder = write_config(tmp_path, with_rule(LLAMA, original_max_position_embeddings=None))
-    status, out, _ = run_check(capsys, folder)
+    write_config(with_rule(LLAMA, original_max_position_embeddings=None))
+    status, out, _ = run(".")
     assert status == 0
     assert "original_max_position_embeddings is missing" in out
-    assert run_check(capsys, folder, "--strict")[0] == 1
-    (finding,) = json.loads(run_check(capsys, folder, "--json")[1])["findings"]
+    assert run(".", "--strict")[0] == 1
+    (finding,) = json.loads(run(".", "--json")[1])["findings"]
     assert finding["severity"] == "warning"
     assert "original_max_position_embeddings" in finding["what"]
-    status, out, _ = run_check(capsys, write_config(tmp_path, with_rule(LLAMA, rope_type="warp")))
+    write_config(with_rule(LLAMA, rope_type="warp"))
+    status, out, _ = run(".")
     assert status == 1
     assert "rope_type 'warp' is not known" in out
