@@ -5,8 +5,8 @@ It can be higher: results of rope_xp lie in pages of 2 MB, and those of torch's 
 """
 
 import argparse
-from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import rope_xp
 from rope_xp._bench import clock, formulas
@@ -15,19 +15,6 @@ from rope_xp._bench.targets import Target
 from rope_xp._cli import terminal, timed
 
 _COLUMNS = ("target", "dtype", "path", "ms", "x a copy", "x the formula", "one token, us")
-
-
-@dataclass(frozen=True)
-class BenchRow:
-    """The shortest times of one target, and how many times as fast as others it is."""
-
-    target: str
-    dtype: str
-    path: str
-    milliseconds: float
-    times_copy: float
-    times_usual: float
-    token_microseconds: float
 
 
 add_arguments = timed.add_arguments
@@ -40,24 +27,29 @@ def run(options: argparse.Namespace) -> int:
     return timed.print_outcome(options, outcome, partial(_write_rows, outcome.rows))
 
 
-def measure_target(target: Target, dtype: str, tokens: int) -> BenchRow:
+def measure_target(target: Target, dtype: str, tokens: int) -> dict[str, Any]:
+    """Return the shortest times of a target, and how many times as fast as others it is."""
     rope = rope_xp.RoPE(base=BASE, layout="half")
     _, q, k, positions = case(target.name, tokens, dtype=dtype)
     formula = formulas.usual_formula(target, BASE)
     rotate, rotate_usual = (partial(f, q, k, positions) for f in (rope.apply, formula))
     copy = lambda: (target.copy(q), target.copy(k))  # noqa: E731  # an action, as the others are
     seconds, copying, usual = clock.best_seconds(target, timed.REPEAT, rotate, copy, rotate_usual)
-    path = rope_xp.explain(q, k, positions, rope).path
-    rotate = partial(rope.apply, *case(target.name, 1, dtype=dtype)[1:])
-    token = min(clock.rounds_of_microseconds(target, rotate, 200, timed.REPEAT))
-    return BenchRow(
-        target.name, dtype, path, 1e3 * seconds, copying / seconds, usual / seconds, token
-    )
+    rotate_one = partial(rope.apply, *case(target.name, 1, dtype=dtype)[1:])
+    microseconds = clock.rounds_of_microseconds(target, rotate_one, 200, timed.REPEAT)
+    return {
+        "target": target.name,
+        "dtype": dtype,
+        "path": rope_xp.explain(q, k, positions, rope).path,
+        "milliseconds": 1e3 * seconds,
+        "times_copy": copying / seconds,
+        "times_usual": usual / seconds,
+        "token_microseconds": min(microseconds),
+    }
 
 
-def _write_rows(rows: list[BenchRow]) -> None:
+def _write_rows(rows: list[dict[str, Any]]) -> None:
     terminal.write("x a copy: time to copy q and k to new arrays in this library / time to rotate")
     terminal.write("x the formula: time of Hugging Face's Llama formula (jax: jitted) / the same")
-    figures = [[clock.digits(x) for x in list(vars(row).values())[3:]] for row in rows]
-    names = [(row.target, row.dtype, row.path) for row in rows]
-    terminal.table(_COLUMNS, [(*n, *f) for n, f in zip(names, figures, strict=True)], 3)
+    cells = [[x if isinstance(x, str) else clock.digits(x) for x in row.values()] for row in rows]
+    terminal.table(_COLUMNS, cells, text_columns=3)

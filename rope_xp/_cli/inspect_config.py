@@ -105,13 +105,13 @@ def print_report(report: dict[str, Any]) -> None:
         facts = [] if layers["rope"] is None else [*layers.items()]
         terminal.write(
             *(
-                f"#   {key.replace('_', ' ')}: {_format_fact(value)}"
+                f"#   {key.replace('_', ' ')}: {value}"
                 for key, value in facts
                 if key not in _ELSEWHERE and value is not None
             ),
             *(f"#   {_format_waves(layers, waves)}" for waves in layers["wavelengths"]),
         )
-    terminal.write_list("plan", [*map(_format_layers, report["plan"] or [])])
+    terminal.write_list("plan", [*map(_format_plan, report["plan"] or [])])
     terminal.write_list("no plan", [report["no_plan"]] if report["no_plan"] else [])
     for title in ("notes", "suspicious"):
         terminal.write_list(title, report[title])
@@ -133,30 +133,12 @@ def _format_waves(layers: dict[str, Any], waves: dict[str, Any]) -> str:
     return text + f"; {waves['standing_pairs']} never" * bool(waves["standing_pairs"])
 
 
-def _format_layers(plan: dict[str, Any]) -> str:
-    plan = dict(plan)
-    members = dict.fromkeys(plan.pop("layers"))
+def _format_plan(plan: dict[str, Any]) -> str:
+    members = dict.fromkeys(plan["layers"])
     ends = ([i for i in members if i + step not in members] for step in (-1, 1))
     spans = [f"{a}-{b}" if a < b else str(a) for a, b in zip(*ends, strict=True)]
-    positions = "" if plan.pop("rope") or plan["heads"] is None else "without positions, "
-    line = f"layers {', '.join(spans)}: {plan.pop('kind')}, {positions}{_join_facts(plan)}"
-    return line.removesuffix(", ")
-
-
-def _join_facts(facts: dict[str, Any]) -> str:
-    texts = []
-    for key, value in facts.items():
-        if isinstance(value, dict):
-            texts.append(f"{key} ({_join_facts(value)})")
-        elif value not in (None, False, 0.0, []):
-            text = _format_fact(value)
-            if isinstance(value, list):
-                text = (" and " if len(value) < 3 else ", ").join(map(str, value))
-            texts.append(f"{key.replace('_', ' ')} {text}")
-    return ", ".join(texts)
-
-
-def _format_fact(value: Any) -> str:
-    if value is True:
-        return "yes"
-    return f"{value:.10g}" if isinstance(value, float) else str(value)
+    facts = [plan["kind"], *["without positions"] * (plan["rope"] is None and bool(plan["heads"]))]
+    for key, value in plan.items():
+        if key not in ("layers", "kind", "rope") and value is not None:
+            facts.append(f"{key.replace('_', ' ')} {value}")
+    return f"layers {', '.join(spans)}: {', '.join(facts)}"
