@@ -143,6 +143,7 @@ def test_function_beside_a_configuration_differs_from_it(run):
             "rotates_by_hand:rotate --layout half --strict",
             "--strict, --layout: for a model; rotates_by_hand:rotate is a function",
         ),
+        ("rotates_by_hand:rotate --strict --config config.json", "--strict: for a model;"),
         (". --axes bshd --head-dim 128", "--head-dim, --axes: for a function; . is a model"),
     ],
 )

@@ -97,6 +97,8 @@ def test_sizes_that_a_configuration_lacks_are_reported_as_missing(report):
     config = {k: v for k, v in CONFIGS["gemma4"].items() if k != "global_head_dim"}
     full, sliding = report({**config, "per_layer_config": {"5": {"head_dim": 512}}})["layers"]
     assert (full["head_dim"], sliding["head_dim"]) == (512, 256)
+    pytest.importorskip("transformers")  # whose class has 32 heads, and a width of 4096
+    assert report({"model_type": "llama", "hidden_size": 2048})["layers"][0]["head_dim"] == 64
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -67,14 +67,17 @@ def test_max_distance_is_the_first_negative_sum(base, expected):
 
 @every_rope
 def test_turns_and_max_distance_are_those_of_plain_loops(rope, monkeypatch):
-    monkeypatch.setattr(analysis, "_BLOCK", 7)
     frequencies = rope.frequencies(HEAD_DIM).tolist()
     expected = [4096 * f / math.tau for f in frequencies]
     np.testing.assert_allclose(turns(rope, HEAD_DIM, 4096), expected, rtol=1e-15)
     sums = ((m, sum(math.cos(m * f) for f in frequencies)) for m in range(1, 2001))
     first = next((m for m, s in sums if s < 0), None)
-    assert max_distance(rope, HEAD_DIM, limit=2000) == first
-    assert first is None or max_distance(rope, HEAD_DIM, limit=first) == first
+    for block in (1, 7):
+        monkeypatch.setattr(analysis, "_BLOCK", block)
+        assert max_distance(rope, HEAD_DIM, limit=2000) == first
+        if first is not None:
+            found = [max_distance(rope, HEAD_DIM, limit=limit) for limit in (first - 1, first)]
+            assert found == [None, first]
 
 
 BAD = [
