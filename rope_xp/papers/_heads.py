@@ -104,12 +104,11 @@ def rotate(
     if rope is not None:
         fields.check_rope(rope, RoPE)
         return rope.apply(q, k, positions, k_positions=k_positions)
-    for argument, value in (("positions", positions), ("k_positions", k_positions)):
-        if value is not None:
-            raise RopeError(
-                f"{argument} needs a rope, as nothing is rotated without one; pass "
-                f"rope=rope_xp.RoPE(), or omit {argument}"
-            )
+    if positions is not None or k_positions is not None:
+        raise RopeError(
+            "positions and k_positions need a rope, as nothing is rotated without one; pass "
+            "rope=rope_xp.RoPE(), or omit them"
+        )
     return q, k
 
 

@@ -43,7 +43,7 @@ def test_attention_refuses_arrays_of_two_libraries_and_positions_without_a_rope(
         function(X, *[x] * (n - 1))
     with pytest.raises(RopeError, match="q is on cpu and [kv] on meta; move one of them"):
         function(*[x] * (n - 1), x.to("meta"))
-    with pytest.raises(RopeError, match="positions needs a rope.*pass rope=rope_xp.RoPE()"):
+    with pytest.raises(RopeError, match="positions .* need a rope.*pass rope=rope_xp.RoPE()"):
         function(X, *rest, at)
     with pytest.raises(TypeError, match="rope must be a rope_xp.RoPE; got 'half'"):
         function(X, *rest, at, "half")
@@ -56,7 +56,7 @@ Q, TABLE, BY_TOKENS = np.zeros((2, 5, 4, 6)), np.zeros((7, 6)), np.zeros((4, 4, 
 W, V, V_TABLE = np.zeros((2, 4, 5, 6)), np.zeros((2, 6, 2, 3)), np.zeros((7, 3))
 shaw, of_mask = partial(encodings.shaw, Q, Q), partial(attention, X, X, X)
 VALUES = [
-    (lambda: scores(X, X, k_positions=np.arange(5)), "k_positions needs a rope"),
+    (lambda: scores(X, X, k_positions=np.arange(5)), "k_positions need a rope"),
     (lambda: scores(X, SHORT, rope=RoPE()), "pass k_positions"),
     (lambda: scores(X, X, scale=float("nan")), "scale must be positive and finite"),
     (lambda: global_pointer(X, SHORT), r"with the tokens of q, here \(2, 5, any"),
