@@ -180,6 +180,13 @@ def test_encodings_of_other_dtypes_are_rounded_once(backend, name, dtype, rng):
     np.testing.assert_allclose(scores.astype(float), expected(name, case), rtol=rtol, atol=atol)
 
 
+def test_arrays_of_two_dtypes_compute_in_the_wider(rng):
+    case = Case(rng, SIZES[1], "float64")
+    case.q = case.q.astype(np.float32)
+    scores, exact = run("shaw", case), expected("shaw", case).astype(np.float32)
+    np.testing.assert_allclose(scores, exact, rtol=2**-23, atol=0, strict=True)  # rounded once
+
+
 @pytest.mark.parametrize("name", SCORES)
 def test_positions_that_are_left_out_count_from_0(name, rng):
     case = Case(rng, SIZES[4], "float64")
