@@ -183,3 +183,32 @@ def test_each_pair_turns_by_its_own_position_component(backend, rng):
         # One position of each component, for one token.
         expected = truth(rope.rotate, x[:1, :1], [[5], [6], [7]])
         check(backend, lambda x: rope.rotate(x, [5, 6, 7]), x[:1, :1], expected=expected)
+
+
+# --- the strictest reading of the array API standard ---------------------------------------------
+
+
+@pytest.mark.parametrize("version", ["2022.12", "2025.12"])
+def test_every_version_of_the_standard_with_every_flag_off_is_enough(version, rng):
+    """No boolean indexing, no shapes that depend on data, no extension."""
+    xp, x = pytest.importorskip("array_api_strict"), sample(rng, 2, 9, 3, 10)
+    rope = RoPE(rotary_dim=6, rotary_offset=2, position_axes=(0, 0, 0))
+    flags = {"boolean_indexing": False, "data_dependent_shapes": False, "enabled_extensions": ()}
+    with xp.ArrayAPIStrictFlags(api_version=version, **flags):
+        there, p = (xp.asarray(y, device=xp.Device("device1")) for y in (x, POSITIONS[None]))
+        rotated = rope.rotate(there, p)
+        assert rotated.device == there.device
+        rotated = np.asarray(rotated.to_device(xp.Device("CPU_DEVICE")))
+        np.testing.assert_array_equal(rotated, rope.rotate(x, POSITIONS[None]))
+        rope.unrotate(there)
+        rope.rotate(there, xp.astype(p, xp.float64) / 2)
+        rope.rerotate(there, p, POSITIONS[None])
+        rope.apply(there, there, p, axes="bshd", out=(there, xp.empty_like(there)))
+        assert rope.rotate(xp.astype(there, xp.float64), p).dtype == xp.float64
+        rope_xp.apply_tables(there, *RoPE().cos_sin(p[0, ...], 10))
+        rope_xp.permute_weights(there, 1, to="half")
+    for device in ("no_float64", "no_x64"):
+        x = xp.ones((3, 2, 8), dtype=xp.float32, device=xp.Device(device))
+        on_device = xp.asarray([5, 6, 7], dtype=xp.int32, device=x.device)
+        for positions in (None, [0, 1, 5], [0.5, 1.0, 2.0], on_device):
+            assert RoPE().rotate(x, positions).device == x.device

@@ -17,15 +17,9 @@ import rope_xp.positions  # which answers name, and which only those who want it
 from rope_xp import RoPE
 from rope_xp._arguments import fields
 from rope_xp.scaling import (
-    NTK,
-    Axial,
     DynamicNTK,
     Linear,
-    Llama3,
     LongRoPE,
-    Proportional,
-    RIFLEx,
-    YaRN,
     inverse_frequencies,
 )
 
@@ -73,15 +67,6 @@ HOLDERS: dict[str, Callable[..., Any]] = {
     "base": lambda i, f: RoPE(base=i(10000)),
     "for_length": lambda i, f: RoPE(scaling=DynamicNTK(2.0, 64)).for_length(i(128)),
     "axial": lambda i, f: RoPE.axial((i(4), i(8)), bases=(f(100.0), f(1e4))),
-    "Linear": lambda i, f: Linear(f(2.0)),
-    "NTK": lambda i, f: NTK(f(2.0)),
-    "DynamicNTK": lambda i, f: DynamicNTK(f(2.0), i(64), i(128)),
-    "YaRN": lambda i, f: YaRN(f(4.0), i(4096), f(32.0), f(1.0), f(1.5), f(0.5), f(0.0)),
-    "LongRoPE": lambda i, f: LongRoPE((f(1.0),), (f(2.0),), i(64), f(4.0), f(1.5), i(256), i(99)),
-    "Llama3": lambda i, f: Llama3(f(8.0), f(1.0), f(4.0), i(8192)),
-    "Proportional": lambda i, f: Proportional(f(0.5), f(2.0)),
-    "Axial": lambda i, f: Axial(i(2), bases=(f(1e2), f(1e3))),
-    "RIFLEx": lambda i, f: RIFLEx(i(2), i(42), Axial(i(2)), i(1), f(0.75)),
 }
 
 
