@@ -28,16 +28,13 @@ class PositionRange(NamedTuple):
 UNKNOWN = PositionRange(digits=3, signed=True, checked=False)
 COUNTED = PositionRange(digits=3, signed=False, checked=True)
 """Of 0, 1, ... up to a length that is a compiler's symbol."""
-_POSITIVE = tuple(PositionRange(digits, signed=False, checked=True) for digits in (1, 2, 3))
-_SIGNED = tuple(PositionRange(digits, signed=True, checked=True) for digits in (1, 2, 3))
 
 
 def get_position_range(lowest: int, highest: int) -> PositionRange:
     """Return the range of positions between lowest and highest, both within the limit."""
-    if lowest < 0:
-        bound = max(-lowest, highest)
-        return _SIGNED[(bound >= DIGIT) + (bound >= DIGIT * DIGIT)]
-    return _POSITIVE[(highest >= DIGIT) + (highest >= DIGIT * DIGIT)]
+    bound = max(-lowest, highest)
+    digits = 1 + (bound >= DIGIT) + (bound >= DIGIT * DIGIT)
+    return PositionRange(digits, signed=lowest < 0, checked=True)
 
 
 class Axes(NamedTuple):
@@ -49,13 +46,6 @@ class Axes(NamedTuple):
     batch: tuple[int, ...]
     in_order: bool
     """Whether batch, then tokens, have the order of positions."""
-    after_heads: int
-    """How many batch and tokens axes follow the heads axis."""
-    insert_heads: tuple[object, ...]
-    """The index that gives a table (batch..., tokens, r/2) an axis in place of heads."""
-
-    def __hash__(self) -> int:  # a slice has none before Python 3.12; names determine all
-        return hash(self.names)
 
     @property
     def batch_tokens(self) -> tuple[int, ...]:
@@ -68,9 +58,7 @@ def make_axes(names: str) -> Axes:
     tokens, heads = names.index("s"), names.index("h") if "h" in names else None
     batch = tuple(i for i, name in enumerate(names) if name not in "shd")
     in_order = not batch or batch[-1] < tokens
-    after_heads = len(names) if heads is None else len(names) - heads - 2
-    insert_heads = (..., None, *(slice(None),) * (after_heads + 1))
-    return Axes(names, tokens, heads, batch, in_order, after_heads, insert_heads)
+    return Axes(names, tokens, heads, batch, in_order)
 
 
 class NormSpec(NamedTuple):

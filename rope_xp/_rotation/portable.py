@@ -99,10 +99,11 @@ def run(call: Call, rotate: Callable[..., Array] = rotate) -> tuple[Array, ...]:
 def align(xp: Namespace, table: Array, axes: Axes) -> Array:
     """Return a table (batch..., tokens, r/2) with all axes of an array, to broadcast against it."""
     if axes.in_order:
-        if len(table.shape) <= axes.after_heads + 1:
+        behind = len(axes.names) - (0 if axes.heads is None else axes.heads + 1)
+        if len(table.shape) <= behind:
             return angles.with_axes(table, len(axes.names))
         missing = len(axes.names) - len(table.shape) - 1
-        return table[(*(None,) * missing, *axes.insert_heads)]
+        return table[(*(None,) * missing, ..., None, *(slice(None),) * behind)]
     # The table gets batch, tokens, r/2, and a new axis of length 1.
     table = table[(*(None,) * (len(axes.batch) + 2 - len(table.shape)), ..., None)]
     order = [0] * len(axes.names)
