@@ -13,6 +13,7 @@ from rope_xp._core.signals import defer_interrupts
 
 Key = TypeVar("Key", bound=Hashable)
 Kernel = TypeVar("Kernel")
+Result = TypeVar("Result")
 MAX_KERNELS = 4096
 """The limit of a compiler's kernels."""
 
@@ -28,16 +29,16 @@ class Kernels(Generic[Key, Kernel]):
         self._load = load
         self._compile: Callable[[Key], Kernel] | None = None
         self._compiled: dict[Key, Kernel] = {}
-        self._failed: dict[Key, str] = {}
-        self._decline_reason: str | None = None
+        self._failed: dict[Key | None, str] = {}
+        """Reasons, of the import where the key is None."""
         if importlib.util.find_spec(package) is None:
-            self._decline_reason = f"{package} is not installed (pip install {package})"
+            self._failed[None] = f"{package} is not installed (pip install {package})"
 
     def decline_reason(self, *keys: Key) -> str | None:
         """Return why this process lacks one of these kernels, None if it can have them all."""
-        if self._decline_reason is None and self._failed:
-            return next((self._failed[key] for key in keys if key in self._failed), None)
-        return self._decline_reason
+        if not self._failed:
+            return None
+        return next((self._failed[key] for key in (None, *keys) if key in self._failed), None)
 
     def ready(self, key: Key) -> bool:
         """Return whether a kernel is compiled."""
@@ -49,51 +50,54 @@ class Kernels(Generic[Key, Kernel]):
         Without ``give_up`` the compiler's own error is raised, and the next call tries again.
         """
         kernel = self._compiled.get(key)
-        return self._compile_missing(key, give_up) if kernel is None else kernel
-
-    def load(self) -> Callable[[Key], Kernel]:
-        """Return the compiler, imported if needed, or raise PathUnavailable."""
-        if self._compile is not None:
-            return self._compile
-        with IMPORT_LOCK, defer_interrupts() as interrupts:
-            if self._decline_reason is not None:
-                raise PathUnavailable(self._decline_reason)
-            if self._compile is None:
-                try:
-                    self._compile = self._load()
-                # A broken compiler raises anything, and other paths need none.
-                except Exception as error:
-                    if interrupts:  # which may have broken it
-                        raise
-                    reason = _warn("", self._package, "cannot be imported", error)
-                    if not _is_out_of_memory(error):
-                        self._decline_reason = reason
-                    raise PathUnavailable(reason) from error
-            return self._compile
-
-    def _compile_missing(self, key: Key, give_up: bool) -> Kernel:
+        if kernel is not None:
+            return kernel
         compile_kernel = self.load()
-        with IMPORT_LOCK, defer_interrupts() as interrupts:
+
+        def build() -> Kernel:
             if key in self._compiled:
                 return self._compiled[key]
-            if key in self._failed:
-                raise PathUnavailable(self._failed[key])
             try:
-                try:
-                    kernel = compile_kernel(key)
-                except OSError:  # another process may be writing the same files
-                    kernel = compile_kernel(key)
-            except Exception as error:  # as in load
-                if interrupts or not give_up:
-                    raise
-                reason = _warn("a kernel of ", self._package, "cannot compile its kernel", error)
-                if not _is_out_of_memory(error):
-                    self._failed[key] = reason
-                raise PathUnavailable(reason) from error
+                kernel = compile_kernel(key)
+            except OSError:  # another process may be writing the same files
+                kernel = compile_kernel(key)
             while len(self._compiled) >= MAX_KERNELS:
                 del self._compiled[next(iter(self._compiled))]
             self._compiled[key] = kernel
             return kernel
+
+        return self._try(key, build, "cannot compile its kernel", give_up=give_up)
+
+    def load(self) -> Callable[[Key], Kernel]:
+        """Return the compiler, imported if needed, or raise PathUnavailable."""
+        if self._compile is None:
+            self._compile = self._try(None, self._import, "cannot be imported")
+        return self._compile
+
+    def _import(self) -> Callable[[Key], Kernel]:
+        return self._compile or self._load()  # another thread may have loaded it meanwhile
+
+    def _try(
+        self, key: Key | None, build: Callable[[], Result], failure: str, *, give_up: bool = True
+    ) -> Result:
+        with IMPORT_LOCK, defer_interrupts() as interrupts:
+            if key in self._failed:
+                raise PathUnavailable(self._failed[key])
+            try:
+                return build()
+            # A broken compiler raises anything, and other paths need none.
+            except Exception as error:
+                if interrupts or not give_up:  # an interrupt may have broken it
+                    raise
+                message = " ".join(str(error).split()) or type(error).__name__
+                reason = f"{self._package} {failure}: {message}"
+                lost = self._package if key is None else f"a kernel of {self._package}"
+                msg = f"rope_xp goes on without {lost}. {reason}"
+                warnings.warn(msg, RuntimeWarning, stacklevel=3)
+                # Each compiler has its own error for a device that is out of memory.
+                if not isinstance(error, MemoryError) and "out of memory" not in message.lower():
+                    self._failed[key] = reason
+                raise PathUnavailable(reason) from error
 
 
 def decline_norm(call: Call) -> str | None:
@@ -120,15 +124,3 @@ def decline_slots(call: Call) -> str | None:
     if cache is not None and cache.memory.strides[-1] != cache.memory.itemsize:
         return "the last axis of the cache is not contiguous"
     return "k lies in the memory of the cache" if have_overlap(cache, key) else None
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    # Each compiler has its own error for a device.
-    return isinstance(error, MemoryError) or "out of memory" in str(error).lower()
-
-
-def _warn(kernel: str, package: str, failure: str, error: Exception) -> str:
-    reason = f"{package} {failure}: {' '.join(str(error).split()) or type(error).__name__}"
-    msg = f"rope_xp goes on without {kernel}{package}. {reason}"
-    warnings.warn(msg, RuntimeWarning, stacklevel=2)
-    return reason

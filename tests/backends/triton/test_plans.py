@@ -37,7 +37,7 @@ def test_explain_says_why_triton_declines_devices_heads_and_packages(monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(gpu, "_read_capability", lambda _: (7, 5))
         assert reason() == "its kernels need compute capability 8.0, and cpu has 7.5"
-    monkeypatch.setattr(gpu.KERNELS, "_decline_reason", "triton is not installed")
+    monkeypatch.setitem(gpu.KERNELS._failed, None, "triton is not installed")
     message = "cannot take this call: triton is not installed"
     with rope_xp.use_path("triton"), pytest.raises(RopeError, match=message):
         RoPE().rotate(X)
