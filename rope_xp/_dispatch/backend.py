@@ -10,7 +10,6 @@ import numpy as np
 from rope_xp._core.caches import cached_tables
 from rope_xp._core.call import LIMIT, TableLookup
 from rope_xp._core.dtypes import numpy_name
-from rope_xp._core.errors import RopeError
 from rope_xp._core.memory import Memory
 from rope_xp._core.path import Path, ShardedExecutor
 from rope_xp._core.tables import DigitTables, TableKey
@@ -268,10 +267,4 @@ def _tables_on_device(key: tuple[Backend, TableKey, Hashable]) -> DigitTables:
 def put_tables(backend: Backend, table_key: TableKey, device: Device) -> DigitTables:
     """Return new digit tables of a rope on a device."""
     tables = host_tables(table_key)
-    put = [None if x is None else backend.asarray(x, device) for x in tables]
-    if not backend.runs_portable and backend.recognises(put[0]):
-        raise RopeError(
-            f"asarray of the backend {backend.name} returns its own arrays, which operations of "
-            "its xp do not take; return arrays of xp, as runs_portable is False"
-        )
-    return DigitTables(*put)
+    return DigitTables(*[None if x is None else backend.asarray(x, device) for x in tables])
