@@ -83,11 +83,12 @@ def cumulative_angles(
         inside = xp.abs(xp.astype(constant, dtype, copy=False)) < turns.LARGEST
         valid = xp.all(inside, axis=axis, keepdims=True)
         is_valid = backend.host_view(valid)
-        if is_valid is not None:
-            _check_range(bool(is_valid.all()))
+        if is_valid is not None and not is_valid.all():
+            raise RopeError(f"steps must be finite, and below {turns.LARGEST:g} radians")
         constant = xp.where(inside, constant, xp.zeros_like(constant))
-        angles, words = _sum(backend, constant, axis, words, ends)
-        angles = xp.astype(angles, dtype, copy=False)
+        new = turns.convert_steps(backend, constant, double)
+        sums, words = _restart(backend, turns.accumulate(backend, new, axis), axis, words, ends)
+        angles = xp.astype(turns.convert_to_radians(xp, sums), dtype, copy=False)
         angles = xp.where(valid, angles, xp.full_like(angles, math.nan))
     else:
         angles, *words = summed
@@ -135,20 +136,6 @@ def _read_state(
             f"{dtype} of shape {shape}"
         )
     return (start,) if double else (start[..., 0], start[..., 1])
-
-
-def _check_range(is_inside: bool) -> None:
-    if not is_inside:
-        raise RopeError(f"steps must be finite, and below {turns.LARGEST:g} radians")
-
-
-def _sum(
-    backend: Backend, steps: Array, axis: int, start: turns.Words | None, ends: Array | None
-) -> tuple[Array, turns.Words]:
-    """Return the angles, and the words of the state."""
-    words = turns.convert_steps(backend, steps, backend.has_float64(steps))
-    sums, state = _restart(backend, turns.accumulate(backend, words, axis), axis, start, ends)
-    return turns.convert_to_radians(backend.xp, sums), state
 
 
 def _restart(

@@ -124,13 +124,11 @@ def run_on_path(call: Call) -> tuple[Path | None, tuple[Array, ...]]:
 def _writes_keys(call: Call) -> bool:
     """Return whether a path writes keys to their slots itself."""
     return not heads.differ_by_head(call) and any(
-        path.takes_slots and choice.name in (None, path.name) and _takes(path, call)
+        path.takes_slots
+        and choice.name in (None, path.name)
+        and _decline_reason(path, call, forced=choice.name is not None) is None
         for path in call.backend.paths
     )
-
-
-def _takes(path: Path, call: Call) -> bool:
-    return _decline_reason(path, call, forced=choice.name is not None) is None
 
 
 def _decline_reason(path: Path, call: Call, *, forced: bool) -> str | None:
