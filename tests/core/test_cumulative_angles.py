@@ -1,6 +1,7 @@
 """Cumulative angles: sums of steps without whole turns, next to sums of integers of any length."""
 
 from fractions import Fraction
+from functools import partial
 from itertools import pairwise
 from math import tau
 from typing import Any
@@ -8,7 +9,8 @@ from typing import Any
 import mpmath
 import numpy as np
 import pytest
-from support.targets import Target, rows
+from support.bits import same
+from support.targets import Target, numpy_dtype, rows
 
 import rope_xp
 from rope_xp import RopeError
@@ -17,7 +19,7 @@ NAMES = ("numpy", "array-api-strict", "torch", "jax", "mlx")
 EAGER = pytest.mark.parametrize("backend", rows(NAMES))
 LIBRARIES = pytest.mark.parametrize("backend", rows((*NAMES, "torch-compile", "jax-jit", "dask")))
 # Rounding pi to float32, and the words that libraries without float64 leave out.
-BOUND = {np.float32: 2.0**-23 + 1.6e-9, np.float64: 2.0**-50}
+BOUND = {"float32": 2.0**-23 + 1.6e-9, "float64": 2.0**-50}
 BITS = 256
 
 
@@ -39,41 +41,38 @@ def distance(angles: Any, expected: np.ndarray) -> float:
     return float(np.abs(difference - tau * np.round(difference / tau)).max())
 
 
-def draw(shape: tuple[int, ...], dtype: type = np.float32) -> np.ndarray:
+def draw(shape: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
     """Steps between 1e-3 and 6e4 radians, of both signs."""
     rng = np.random.default_rng(7)
     steps = rng.standard_normal(shape) * 10.0 ** rng.uniform(-3, 4.2, shape)
-    return np.clip(steps, -65535, 65535).astype(dtype)
+    return np.clip(steps, -65280, 65280).astype(numpy_dtype(dtype))
 
 
 def run(backend: Target, steps: np.ndarray, axis: int = 1, **options: Any) -> Any:
     return backend.run(lambda x: rope_xp.cumulative_angles(x, axis, **options), backend.make(steps))
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 @LIBRARIES
 def test_sums_are_exact_in_every_library(backend, dtype):
-    if np.dtype(dtype).name not in backend.floats:
-        pytest.skip(f"{backend} has no {np.dtype(dtype).name} here")
-    steps = draw((2, 300, 3), dtype)
+    if dtype not in backend.floats:
+        pytest.skip(f"{backend} has no {dtype} here")
+    steps, single = draw((2, 300, 3), dtype), dtype.replace("bfloat16", "float32")
     angles = backend.back(run(backend, steps))
-    assert angles.dtype == dtype
-    assert distance(angles, to_radians(np.cumsum(count_turns(steps), 1))) <= BOUND[dtype]
+    assert angles.dtype == single
+    assert distance(angles, to_radians(np.cumsum(count_turns(steps), 1))) <= BOUND[single]
     if "float64" in backend.floats:  # as jax has it not here, nor mlx before 0.32.4
         np.testing.assert_array_equal(angles, rope_xp.cumulative_angles(steps, 1))
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_a_million_equal_steps_stay_within_the_bound(dtype):
-    tokens, step = 1_000_000, dtype(3.0009765625)
+def test_a_million_equal_steps_stay_within_the_bound():
+    tokens, step = 1_000_000, np.array([3.0009765625])
     angles = rope_xp.cumulative_angles(np.full((tokens, 1), step), 0)
-    last = to_radians(count_turns(np.array([step])) * tokens)
-    assert distance(angles[-1], last) <= BOUND[dtype] + tokens * 2.0**-61 * tau
-    if dtype is np.float32:  # the sum of floats that it replaces
-        assert distance(np.cumsum(np.full(tokens, step))[-1:], last) > 0.1
+    last = to_radians(count_turns(step) * tokens)
+    assert distance(angles[-1], last) <= BOUND["float64"] + tokens * 2.0**-61 * tau
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", BOUND)
 def test_states_have_the_error_of_a_step_that_is_promised(dtype):
     steps = draw((20_000,), dtype)
     exact, half = count_turns(steps), 2 ** (BITS - 1)
@@ -122,17 +121,20 @@ def test_packed_chunks_start_from_the_states_of_their_sequences(backend):
     np.testing.assert_array_equal(backend.back(rest), np.r_[wholes[5:20], wholes[35:]])
 
 
-def test_numpy_and_torch_have_the_same_bits_in_any_order_of_memory():
-    torch = pytest.importorskip("torch")
-    steps = draw((3, 5000, 16))
-    whole = rope_xp.cumulative_angles(steps, 1)
-    for axes in ((0, 1, 2), (1, 0, 2), (2, 0, 1)):
-        view = torch.from_numpy(steps.copy()).permute(axes)
-        angles = rope_xp.cumulative_angles(view, axes.index(1) - 3)
-        np.testing.assert_array_equal(angles.numpy(), whole.transpose(axes))
-    halves = torch.from_numpy(steps).bfloat16()
-    angles = rope_xp.cumulative_angles(halves, 1)
-    assert torch.equal(angles, rope_xp.cumulative_angles(halves.float(), 1))
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+@pytest.mark.parametrize("dtype", BOUND)
+@pytest.mark.parametrize("axes", [(0, 1, 2), (1, 0, 2), (2, 0, 1)])
+def test_sums_in_any_order_of_memory_have_the_bits_of_plain_operations(library, dtype, axes):
+    """Which array_api_strict runs, for which there is no native function."""
+    put, plain = map(pytest.importorskip, (library, "array_api_strict"))
+    view = draw((3, 5000, 16), dtype).transpose(axes)
+    for options in ({}, {"cu_seqlens": [0, 2, 2, 5000]}):
+        results = []
+        for xp in (put, plain):
+            steps = xp.asarray(view), axes.index(1) - 3
+            call = partial(rope_xp.cumulative_angles, *steps, return_state=True, **options)
+            results.append(tuple(map(np.asarray, call(start=call()[1]))))
+        same(*results)
 
 
 @pytest.mark.parametrize("ends", [(0, 50), (0, 20, 50)])
@@ -163,7 +165,7 @@ def test_derivative_is_a_reversed_sum_within_each_sequence(name, ends, rng):
 
 def test_second_derivatives_and_transforms_of_torch_hold():
     torch = pytest.importorskip("torch")
-    steps = torch.tensor(draw((7, 2), np.float64) / 1e4, requires_grad=True)
+    steps = torch.tensor(draw((7, 2), "float64") / 1e4, requires_grad=True)
 
     def rotate(x: Any) -> Any:
         return rope_xp.cumulative_angles(x, 0).sin()

@@ -1,7 +1,6 @@
 """apply_frequencies on every backend: against mpmath, a formula in float64, other backends."""
 
 import re
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ from support.bits import same, sample
 from support.oracles import exact_cos_sin, rotate_complex
 from support.targets import TARGETS, Target, rows
 
-from rope_xp import RoPE, RopeError, apply_frequencies, cumulative_angles
+from rope_xp import RoPE, RopeError, apply_frequencies
 from rope_xp._frequencies import initial_frequencies
 from rope_xp.scaling import YaRN
 
@@ -181,19 +180,3 @@ def test_apply_frequencies_has_the_bits_of_plain_operations(library, shape, dtyp
             for xp in (put, plain)
         )
         same(tuple(map(np.asarray, got)), tuple(map(np.asarray, expected)))
-
-
-@pytest.mark.parametrize("library", ["numpy", "torch"])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("axis", [0, 1, 2])
-def test_cumulative_angles_have_the_bits_of_plain_operations(library, dtype, axis, rng):
-    put, plain = map(pytest.importorskip, (library, "array_api_strict"))
-    steps = rng.standard_normal((6, 7, 8)) * 10.0 ** rng.integers(-6, 4, (6, 7, 8))
-    steps = steps.clip(-6e4, 6e4).astype(dtype)
-    steps.flat[:3] = 0, np.pi, -60000
-    for options in ({}, {"cu_seqlens": [0, 2, 2, steps.shape[axis]]}):
-        results = []
-        for xp in (put, plain):
-            call = partial(cumulative_angles, xp.asarray(steps), axis, return_state=True, **options)
-            results.append(tuple(map(np.asarray, call(start=call()[1]))))
-        same(*results)
