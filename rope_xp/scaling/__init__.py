@@ -1,6 +1,6 @@
 """Scalings change the frequencies of a rotary embedding, in numpy float64.
 
-A scaling is any hashable object with the members of :class:`Scaling`, passed as
+A scaling is a hashable instance of a class derived from :class:`Scaling`, passed as
 ``RoPE(scaling=...)``. Fields have the same names as in Hugging Face configurations. Numbers are
 positive. A field out of range raises RopeError, a field of the wrong type TypeError.
 ``frequencies`` raises RopeError if rotary_dim does not fit the fields, or if it needs a length and

@@ -93,30 +93,18 @@ def _is_positive(value: object) -> bool:
     return type(number) in (int, float) and 0 < number < float("inf")
 
 
-_FACTOR = "a positive finite number"
-_MEMBERS: dict[str, tuple[Callable[[object], bool], str]] = {
-    "frequencies": (callable, "the method frequencies(base, rotary_dim) -> radians per token"),
-    "for_length": (callable, "the method for_length(n) -> the scaling for a context of n tokens"),
-    "effective_attention_factor": (_is_positive, f"{_FACTOR} on cos and sin"),
-    "softmax_scale": (_is_positive, f"{_FACTOR} for the softmax scale"),
-}
-
-
 def check_scaling(scaling: Any) -> None:
-    """Check that scaling has each member of :class:`rope_xp.scaling.Scaling`."""
-    if isinstance(scaling, type) or not hasattr(scaling, "frequencies"):
+    """Check that scaling is a hashable :class:`rope_xp.scaling.Scaling` with positive factors."""
+    if not isinstance(scaling, Scaling):
         raise TypeError(
             "scaling must be an instance such as rope_xp.scaling.Linear(factor=4.0), one derived "
             f"from rope_xp.scaling.Scaling, or None; got {scaling!r}"
         )
-    for name, (is_valid, needed) in _MEMBERS.items():
-        if not is_valid(getattr(scaling, name, None)):
-            state = f"is {getattr(scaling, name)!r}" if hasattr(scaling, name) else "is missing"
-            raise RopeError(
-                f"{type(scaling).__name__}.{name} {state}; a scaling needs {needed}. Derive the "
-                "class from rope_xp.scaling.Scaling, which has defaults for all but frequencies; "
-                f"got {scaling!r}"
-            )
+    for name in ("effective_attention_factor", "softmax_scale"):
+        value = getattr(scaling, name)
+        if not _is_positive(value):
+            label = f"{type(scaling).__name__}.{name}"
+            raise RopeError(f"{label} must be a positive finite number; got {value!r}")
     if _may_be_unhashable(scaling):
         try:
             hash(scaling)

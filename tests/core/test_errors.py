@@ -61,7 +61,7 @@ FIELDS = [
     ({"rotary_dim": 7}, RopeError, "rotary_dim must be even and positive"),
     ({"rotary_dim": 4.0}, TypeError, "rotary_dim must be an integer; got 4.0 .float."),
     ({"rotary_offset": 0.5}, TypeError, "rotary_offset must be an integer"),
-    ({"scaling": "yarn"}, TypeError, "scaling must be an instance such as"),
+    *(({"scaling": v}, TypeError, "scaling must be an instance such") for v in ("yarn", Linear)),
     ({"scaling": Axial()}, RopeError, "2 components.*position_axes is None.*RoPE.axial"),
     ({"position_axes": [0, 1]}, TypeError, "position_axes must be a tuple"),
     ({"position_axes": ()}, RopeError, "position_axes must be integers >= 0"),

@@ -1,7 +1,6 @@
-"""Scalings of third parties: with and without a base class, equal though they are not the same."""
+"""Scalings of third parties, of which some are equal though they are not the same."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,14 +24,17 @@ class Warm(YaRN):
     warmth: float = 1.0
 
 
-class Only(NamedTuple):
-    """No base class, and given frequencies alone. It equals any tuple of the same value."""
+class Only(Scaling):
+    """Given frequencies alone, in a class that is no dataclass."""
 
-    given: tuple[float, ...]
-    effective_attention_factor = softmax_scale = 1.0
+    def __init__(self, given: tuple[float, ...]) -> None:
+        self.given = given
 
-    def for_length(self, n: int) -> Any:
-        return self
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Only) and self.given == other.given
+
+    def __hash__(self) -> int:
+        return hash(self.given)
 
     def frequencies(self, base: float, rotary_dim: int) -> np.ndarray:
         return np.array(self.given, np.float64)
