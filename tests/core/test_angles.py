@@ -8,9 +8,10 @@ from support import oracles
 from support.equality import check_angles
 from support.oracles import BELOW_2_22, BELOW_2_31
 from support.rules import Only, Times
-from support.targets import namespace, numpy_dtype, truth
+from support.targets import namespace, numpy_dtype, rows, truth
 
 from rope_xp import RoPE, RopeError
+from rope_xp.positions import video
 
 
 @pytest.mark.parametrize(("base", "r"), [(1e4, 128), (5e5, 128), (1e6, 80), (1e7, 256)])
@@ -172,3 +173,48 @@ def test_fractions_of_components_are_exact(backend, denominator):
     cos, sin = (np.concatenate(tables, axis=1) for tables in zip(*true, strict=True))
     for given in (positions, backend.make(positions))[backend.compiles :]:
         check_angles(backend, RoPE.axial(SECTIONS, bases=BASES), given, (cos, sin), 4e-7)
+
+
+@pytest.mark.parametrize(
+    ("sections", "bases", "order"),
+    [
+        ((44, 42, 42), (20676.6, 10000.0, 5000.0), "blocks"),  # Cosmos
+        ((6, 10), (256.0, 1000.0), "alternating"),
+        ((8, 2, 4, 2), None, "alternating"),
+    ],
+)
+def test_axial_pairs_have_the_frequency_and_axis_of_their_section(sections, bases, order):
+    options = {"bases": bases, "order": order, "base": 777.0}
+    rope = RoPE.axial(sections, **options)
+    bases = bases or (777.0,) * len(sections)
+    series = [list(oracles.exact_frequencies(b, n)) for b, n in zip(bases, sections, strict=True)]
+    pairs = []
+    while any(series):
+        for axis, left in enumerate(series):
+            count = len(left) if order == "blocks" else min(1, len(left))
+            pairs += [(float(left.pop(0)), axis) for _ in range(count)]
+    assert rope.position_axes == tuple(axis for _, axis in pairs)
+    assert rope.rotary_dim == sum(sections)
+    assert rope.frequencies(sum(sections) + 8).tolist() == [frequency for frequency, _ in pairs]
+    assert hash(rope) == hash(RoPE.axial(list(sections), **options))
+
+
+@pytest.mark.parametrize("backend", rows(("numpy", "array-api-strict", "torch", "jax")))
+@pytest.mark.parametrize("layout", ["interleaved", "half"])
+def test_each_section_is_rotated_as_by_a_rope_of_its_own(backend, layout):
+    sections, bases, offset = (4, 12, 8), (100.0, 1e4, 300.0), 6
+    cells = video(2, 3, 5) + np.array([[7], [1_000_003], [-2]])
+    x = np.random.default_rng(0).standard_normal((1, cells.shape[1], 2, 32), np.float32)
+    rope = RoPE.axial(sections, bases=bases, layout=layout, rotary_offset=offset)
+    first, second = oracles.pair_indices(layout, sum(sections))[0]
+    expected = x.astype(np.float64)
+    start = 0
+    for line, base, n in zip(cells.tolist(), bases, sections, strict=True):
+        cos, sin = oracles.true_cos_sin(line, base, n)
+        section = slice(start, start + n // 2)
+        columns = [offset + c for c in (*first[section], *second[section])]
+        angles = np.arctan2(sin, cos)[:, None, :]
+        expected[..., columns] = oracles.rotate_complex(expected[..., columns], angles, "half")
+        start += n // 2
+    rotated = backend.back(rope.rotate(backend.make(x), cells))
+    np.testing.assert_allclose(rotated, expected, rtol=0, atol=3e-6)

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.rules import Times
 
 import rope_xp
-from rope_xp import Angles, Choice, RoPE, RopeConfigError, RopeError, positions
+from rope_xp import Angles, Choice, QKNorm, RoPE, RopeConfigError, RopeError, positions
 from rope_xp.scaling import (
     NTK,
     Axial,
@@ -107,9 +108,19 @@ ANGLES = RoPE().at(range(9), like=Q)
 COS, W = ANGLES.cos, np.ones(8, np.float32)
 CHOICE, SLICE = (RoPE(rotary_dim=8), RoPE(rotary_dim=8, base=5e5)), RoPE(rotary_dim=4)
 apply, axial, tables = rope_xp.apply, RoPE.axial, rope_xp.apply_tables
+apply_angles = rope_xp.apply_angles
 permute, at, choose = rope_xp.permute_weights, RoPE().at, Choice
 NONSENSE = [Constant(f) for f in ([1.0, 0.1], [1.0, 0.1, NAN, 0.0], [[1.0] * 4])]
 UNHASHABLE = type("Unhashable", (Linear,), {"__hash__": None})(2.0)
+
+
+DYNAMIC = RoPE(scaling=DynamicNTK(2.0, 64))
+FORGETFUL = RoPE(scaling=type("Forgetful", (Times,), {"for_length": lambda *_: None})(2.0))
+HEADS = [np.ones((2, 9, 3, 4))] * 2
+
+
+def normalize(q_weight: np.ndarray, k_weight: np.ndarray, rope: RoPE = HALF) -> Any:
+    return rope.apply(Q, K, norm=QKNorm(q_weight, k_weight), out=(Q, K))
 
 
 def table(**options: Any) -> Any:
@@ -129,7 +140,13 @@ VALUES: list[Row] = [
     ("head_dim is 7, an odd number", lambda: apply(Q[..., :7], K[..., :7])),
     ("q has 1 axes; it needs at least two", lambda: apply(Q[0, 0, 0], K[0, 0, 0])),
     ("x has 14 axes, too many to guess", lambda: HALF.rotate(np.ones((1,) * 13 + (2,)))),
-    ("eps must be positive and finite; got -1", lambda: RoPE().rotate(Q, norm=(W, -1.0))),
+    # Norms.
+    ("eps must be positive and finite; got -1", lambda: RoPE().rotate(Q, norm=(W, -1.0), out=Q)),
+    (r"eps must be at least 2\*\*-126, .*; got 5e-324", lambda: QKNorm(eps=5e-324)),
+    ("offset must be at least 0 and finite; got -1", lambda: QKNorm(offset=-1.0)),
+    (r"q_weight has shape \(9,\); it .* \(8,\) or \(4, 8\)", lambda: normalize(np.ones(9), W)),
+    ("norm.k_weight overlaps|overlaps norm.k_weight", lambda: normalize(W, K[0, 0, 0])),
+    ("must normalize the same components of q and k", lambda: normalize(W, W[:4], SLICE)),
     # Components of positions.
     ("needs a leading axis of 3", lambda: THREE.rotate(Q, 5)),
     (r"shape \(3, 8\); \(3, ...\) must broadcast", lambda: THREE.rotate(Q, np.zeros((3, 8)))),
@@ -143,6 +160,7 @@ VALUES: list[Row] = [
     # Tables of the caller.
     (r"cos has shape \(9, 4\) and sin \(9, 3\)", lambda: tables(Q, COS, COS[:, :3])),
     ("needs two axes at least", lambda: tables(Q, COS[0], COS[0])),
+    ("cos has 3 heads, x 4; pass cos with the heads of k", lambda: tables(Q, *HEADS)),
     (r"one column per pair: cos\[..., ::2\] of .* or cos", lambda: tables(Q, Q[0, 0], Q[0, 0])),
     ("has 1 to 4 pairs", lambda: tables(Q, *[np.ones((9, 0))] * 2)),
     (OUTSIDE, lambda: tables(Q, COS[:, :3], COS[:, :3], rotary_offset=3)),
@@ -173,6 +191,8 @@ VALUES: list[Row] = [
     ("head_dim must be positive", lambda: RoPE().frequencies(-8)),
     ("head_dim is 7, an odd number", lambda: RoPE().cos_sin([1], 7)),
     # Scalings.
+    ("depend on the length of the context; fix it first", lambda: DYNAMIC.table(8, 8, form="onnx")),
+    (r"Forgetful.for_length\(9\) returned None; it must", lambda: FORGETFUL.for_length(9)),
     ("Linear.factor must be positive and finite; got inf", lambda: Linear(math.inf)),
     *(("must return 4 finite frequ", lambda f=f: RoPE(scaling=f).rotate(Q)) for f in NONSENSE),
     ("Constant.effective_att", lambda: RoPE(scaling=Constant([1.0] * 4, 0.0))),
@@ -210,6 +230,10 @@ TYPES: list[Row] = [
     (r"MaskedArray: its operators .*; pass filled\(0\)", lambda: apply(np.ma.masked_array(Q), K)),
     ("matrix: its operators", lambda: apply(Q[0, :, 0].view(np.matrix), K[0, :, 0])),
     ("eps must be a number; got '1'", lambda: RoPE().rotate(Q, norm=(W, "1"))),
+    ("offset must be a number; got array", lambda: QKNorm(offset=W)),
+    ("round_between must be", lambda: QKNorm(round_between=1)),
+    ("k_weight is a numpy array .* int64", lambda: normalize(W, np.ones(8, np.int64))),
+    ("norm must be a rope_xp.QKNorm; got dict", lambda: apply(Q, K, norm={}, out=(Q, K))),
     (r"got an array, ndarray of shape \(9, 4\).*apply_tables", lambda: apply(Q, K, COS, COS)),
     ("to must be a rope_xp.RoPE", lambda: HALF.rerotate(Q, None, None, to="half")),
     ("cos is .* dtype int64", lambda: tables(Q, COS.astype(int), COS)),
@@ -243,6 +267,8 @@ TYPES: list[Row] = [
 def test_public_functions_refuse_bad_arguments_by_name(error, message, call):
     with pytest.raises(error, match=message):
         call()
+    assert (Q == 1).all()
+    assert (K == 1).all()
 
 
 def test_public_functions_refuse_arrays_of_two_libraries_or_devices():
@@ -259,6 +285,7 @@ def test_public_functions_refuse_arrays_of_two_libraries_or_devices():
         (TypeError, "x is a torch array and cos a jax array", lambda: tables(q, cos, cos)),
         (TypeError, r"out\[0\] must be an array of torch like q", lambda: apply(q, k, out=(Q, k))),
         (TypeError, "q is a numpy .* cos a torch", lambda: at(range(9), like=k).apply(Q, K)),
+        (TypeError, "numpy array and angles a torch", lambda: apply_angles(Q, K, q[0, :, 0])),
         (TypeError, "numpy array and which a torch", lambda: choose(CHOICE, which).at([1], like=Q)),
         (RopeError, "q is on cpu and k on meta; move one", lambda: apply(q, on_meta)),
         (RopeError, "is on meta and positions on cpu", lambda: HALF.rotate(on_meta, which)),

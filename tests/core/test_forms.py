@@ -13,7 +13,7 @@ from support.targets import numpy_dtype, rows
 import rope_xp
 from rope_xp import RoPE, RopeError
 from rope_xp._arguments.table_forms import COLUMNS, doubled
-from rope_xp.scaling import Axial, DynamicNTK, Linear, YaRN
+from rope_xp.scaling import Axial, Linear, YaRN
 
 N, D = 50, 16
 REAL = ("float32", "float64", "float16", "bfloat16")
@@ -124,15 +124,6 @@ def test_table_of_every_dtype_equals_fifty_digits_rounded(dtype):
     wide = RoPE().table(length, 8, form="onnx", dtype=np.float64)
     for table, exact in zip(tables, wide, strict=True):  # of which some are near a tie
         np.testing.assert_array_equal(table.astype(np.float64), nearest(exact, dtype))
-
-
-def test_table_of_a_rule_without_its_length_is_refused():
-    rope = RoPE(scaling=DynamicNTK(2.0, 64))
-    with pytest.raises(RopeError, match="depend on the length of the context; fix it first"):
-        rope.table(128, 8, form="vllm")
-    fixed = rope.for_length(128)
-    cos = np.cos(fixed.frequencies(8)).astype(np.float32)
-    np.testing.assert_array_equal(fixed.table(8, 8, form="onnx")[0][1], cos)
 
 
 def test_table_within_a_compiled_function_is_constant_or_refused():

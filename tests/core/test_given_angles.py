@@ -196,6 +196,7 @@ ERRORS: list[tuple[str, dict[str, Any]]] = [
     ("angles is a list", {"angles": [[1.0, 2.0]] * 3}),
     ("k_angles is a numpy array", {"k_angles": np.ones((3, 2), int)}),
     ("norm must be a rope_xp.QKNorm", {"norm": np.ones(8)}),
+    ("out[0] overlaps k", {"k": (x := np.ones((1, 3, 4, 8))), "out": (x, x.copy())}),
 ]
 
 
@@ -207,14 +208,3 @@ def test_apply_angles_refuses_bad_arguments_and_writes_nothing(message, changed)
         apply_angles(**options)
     assert (q == 1).all()
     assert (k == 1).all()
-
-
-def test_given_tables_and_angles_are_checked_against_arrays():
-    x, table = np.ones((1, 3, 4, 8)), np.ones((1, 3, 3, 2))
-    with pytest.raises(RopeError, match="cos has 3 heads, x 4; pass cos with the heads of k"):
-        apply_tables(x, table, table)
-    with pytest.raises(RopeError, match=r"out\[0\] overlaps k"):
-        apply_angles(x, other := np.ones_like(x), table[0, :, 0], out=(other, x))
-    torch = pytest.importorskip("torch")
-    with pytest.raises(TypeError, match="q is a numpy array and angles a torch array"):
-        apply_angles(x, x, torch.ones(3, 2))

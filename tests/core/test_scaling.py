@@ -207,13 +207,3 @@ def test_factors_of_derived_scalings_are_checked(name, value):
     message = f"Hot.{name} must be a positive finite number; got {value!r}"
     with pytest.raises(RopeError, match=message):
         RoPE(scaling=type("Hot", (Times,), {name: value})(2.0))
-
-
-def test_a_for_length_that_returns_none_is_refused():
-    class Forgetful(Times):
-        def for_length(self, n: int) -> Any:
-            """Return None."""
-
-    rope = RoPE(scaling=Forgetful(2.0))
-    with pytest.raises(RopeError, match=r"Forgetful.for_length\(100\) returned None; it must"):
-        rope.for_length(100)
