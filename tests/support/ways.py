@@ -1,5 +1,6 @@
 """The two ways of a call: the native entry, and the slow path, which checks in Python."""
 
+import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -16,15 +17,10 @@ GENERAL += [(parse_tables, name) for name in ("rotate", "apply_tables")]
 
 def decline_all(patch: pytest.MonkeyPatch) -> None:
     """Have the entry of every library leave all calls to the slow path."""
-    for cls in {type(library.load()) for library in find.libraries if library.name in _here()}:
-        for name in ENTRIES:
-            patch.setattr(cls, name, getattr(Backend, name))
-
-
-def _here() -> list[str]:
-    import importlib.util
-
-    return [name for name in ("numpy", "torch") if importlib.util.find_spec(name)]
+    for library in find.libraries:
+        if library.name in ("numpy", "torch") and importlib.util.find_spec(library.name):
+            for name in ENTRIES:
+                patch.setattr(type(library.load()), name, getattr(Backend, name))
 
 
 def run_both_ways(call: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
