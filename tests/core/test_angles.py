@@ -60,7 +60,7 @@ def test_frequencies_are_the_nearest_float64():
         assert RoPE(base=base).frequencies(r).tolist() == exact
 
 
-EDGES = [2047, 2048, (1 << 22) - 1, 1 << 22, (1 << 31) - 1]
+EDGES = [1, 2047, 2048, (1 << 22) - 1, 1 << 22, (1 << 31) - 1]
 
 
 @pytest.mark.parametrize("position", [sign * edge for edge in EDGES for sign in (1, -1)])

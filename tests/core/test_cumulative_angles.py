@@ -205,27 +205,3 @@ def test_a_step_that_is_no_angle_is_an_error_or_makes_its_sums_nan(backend, bad)
     angles = backend.back(run(backend, steps))
     assert np.isnan(angles[0]).all()
     assert not np.isnan(angles[1]).any()
-
-
-STEPS = np.ones((6, 2), np.float32)
-INT64 = np.zeros((1, 2), np.int64)
-
-
-@pytest.mark.parametrize(
-    ("steps", "options", "error", "message"),
-    [
-        (STEPS, {"axis": 2}, RopeError, r"axis = 2 is no axis of tokens .* \(6, 2\)"),
-        (STEPS[:0], {}, RopeError, r"axis = 0 is no axis of tokens .* \(0, 2\)"),
-        (STEPS, {"axis": 0.0}, TypeError, "axis must be an integer"),
-        (STEPS.astype(int), {}, TypeError, "steps is a numpy array .* convert it to one of"),
-        ([1.0], {}, TypeError, "steps is a list; expected an array"),
-        (STEPS, {"start": STEPS[:1]}, RopeError, r"start is .* int64 of shape \(1, 2\)"),
-        (STEPS, {"start": INT64[0]}, RopeError, r"start is .* shape \(2,\) .* pass the state"),
-        (STEPS, {"start": INT64, "cu_seqlens": [0, 2, 6]}, RopeError, r"of shape \(2, 2\)"),
-        (STEPS, {"cu_seqlens": [0, 7]}, RopeError, "cu_seqlens ends with 7, and steps has 6"),
-        (STEPS, {"cu_seqlens": [1, 6]}, RopeError, "cu_seqlens must start with 0"),
-    ],
-)
-def test_arguments_that_do_not_fit_are_named(steps, options, error, message):
-    with pytest.raises(error, match=message):
-        rope_xp.cumulative_angles(steps, **{"axis": 0, **options})

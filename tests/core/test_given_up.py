@@ -3,6 +3,7 @@
 import re
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -43,13 +44,15 @@ def unavailable(warning: str, error: str) -> Iterator[None]:
 
 
 def test_kernels_get_compiles_once_for_all_threads():
-    kernels, compiled = build_kernels()
+    imported = Mock(side_effect=lambda _: time.sleep(0.1))
+    kernels, compiled = build_kernels(**{"import": imported})
     assert not kernels.ready("a")
     together = threading.Barrier(8)
     with ThreadPoolExecutor(8) as pool:
         results = pool.map(lambda _: (together.wait(), kernels.get("a"))[1], range(8))
     assert [*results, kernels.get("b")] == ["A"] * 8 + ["B"]
     assert compiled == ["a", "b"]
+    imported.assert_called_once()
     assert kernels.ready("a")
     assert kernels.decline_reason("a", "b") is None
 

@@ -1,9 +1,7 @@
 """Builders of positions, against their definitions."""
 
 import importlib
-from collections.abc import Callable
 from itertools import pairwise, product
-from typing import Any
 
 import numpy as np
 import pytest
@@ -171,38 +169,3 @@ def test_text_beside_an_image_equals_z_image_and_qwen_image():
     assert positions.text(2, 3, start=5).tolist() == [[5, 6]] * 3
     assert positions.text(4, 2, along=()).tolist() == [[0] * 4] * 2
     assert positions.text(0, 2).shape == (2, 0)
-
-
-WRONG: list[tuple[str, Callable[[], Any]]] = [
-    ("cu_seqlens must start with 0", lambda: positions.packed([1, 3])),
-    ("cu_seqlens must be a row of integers", lambda: positions.packed([[0, 3]])),
-    ("total must not be negative; got -1", lambda: positions.packed([0, 3], total=-1)),
-    ("total = 2 is less than cu_seqlens", lambda: positions.packed([0, 3], total=2)),
-    ("total must be an integer; got 7.5", lambda: positions.packed([0, 3], total=7.5)),
-    ("not decrease", lambda: positions.packed(np.array([0, 3, 2], np.uint64))),
-    ("cu_seqlens is empty", lambda: positions.packed(np.array([], np.int64))),
-    ("start must be an integer", lambda: positions.mrope([3], start=1.5)),
-    (r"spans\[0\] must be a number of tokens or", lambda: positions.mrope([(1, 2)])),
-    ("needs xp, the library", lambda: positions.grid(2, 3, device="cuda")),
-    ("lengths must be a row of integers", lambda: positions.offsets([[3]])),
-    ("mask must be booleans or integers, .*; got float", lambda: positions.from_mask([0.5])),
-    ("got 0 to 2; from_segments takes", lambda: positions.from_mask([1, 1, 2, 0])),
-    ("segments must be .* positive; got -1", lambda: positions.from_segments([-1, 1])),
-    ("segments must be integers, .*; got float", lambda: positions.from_segments([1.0])),
-    ("new_tokens must be positive", lambda: positions.offsets([3], 0)),
-    ("frames must be positive", lambda: positions.video(-1, 3, 3)),
-    (r"spans\[1\] must be positive", lambda: positions.mrope([3, 0])),
-    ("interval must be positive", lambda: positions.mrope([3], interval=0.0)),
-    (r"tokens = 9 must be a multiple of 2 \* shards = 4", lambda: positions.zigzag(9, 2)),
-    ("shards must be positive", lambda: positions.zigzag(8, 0)),
-    ("zigzag needs tokens", lambda: positions.zigzag(shards=2)),
-    (r"of 2 \* shards = 4 tokens", lambda: positions.zigzag(shards=2, cu_seqlens=[0, 6, 8])),
-    ("must be cu_seqlens", lambda: positions.zigzag(8, 2, cu_seqlens=[0, 4])),
-    ("must start with 0", lambda: positions.zigzag(shards=2, cu_seqlens=[4, 8])),
-]
-
-
-@pytest.mark.parametrize(("message", "make"), WRONG, ids=[message for message, _ in WRONG])
-def test_impossible_arrangements_are_refused(message, make):
-    with pytest.raises(RopeError, match=message):
-        make()
