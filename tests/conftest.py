@@ -12,7 +12,16 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from support.cases import leave_out
-from support.targets import INTERPRETED, TARGETS, Target, give_cpu_to_triton, lent, missing, rows
+from support.targets import (
+    ALL_FLOATS,
+    INTERPRETED,
+    TARGETS,
+    Target,
+    give_cpu_to_triton,
+    lent,
+    missing,
+    rows,
+)
 
 import rope_xp
 
@@ -80,12 +89,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(autouse=True)
 def _force_path(request: pytest.FixtureRequest) -> Iterator[None]:
-    target = getattr(getattr(request.node, "callspec", None), "params", {}).get("backend")
+    params = getattr(getattr(request.node, "callspec", None), "params", {})
+    target, dtype = params.get("backend"), params.get("dtype")
     if not isinstance(target, Target):
         yield
         return
     if reason := missing(target):
         pytest.skip(reason)
+    if dtype in ALL_FLOATS and dtype not in target.floats:
+        pytest.skip(f"{target} is not tested with {dtype}")
     with target.set_up(), lent(target.lent), rope_xp.use_path(target.path):
         yield
 

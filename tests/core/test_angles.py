@@ -130,8 +130,6 @@ def test_frequencies_above_1_and_below_0_are_exact(backend, sign):
 @pytest.mark.parametrize(("dtype", "bound"), [("float32", 2.0**12), ("float64", 2.0**26)])
 def test_fractions_of_fast_pairs_are_refused(backend, dtype, bound):
     """Beyond the bound, whole positions alone are computed."""
-    if dtype not in backend.floats:
-        pytest.skip(f"{backend} is not tested with {dtype}")
     x, fractions = backend.make(np.array([[[1, 0]]], dtype)), [0.75]
     for sign in (1, -1):
         fast, too_fast = (RoPE(scaling=Times(sign * f)) for f in (bound, 1.01 * bound))

@@ -40,8 +40,8 @@ def test_norms_of_every_backend_equal_the_portable_path(backend, rope, kind, dty
     if backend.compiles and dtype in ("float16", "float64"):
         pytest.skip("what compiles each case is tested with two dtypes")
     wide = kind == "float64" or dtype == "float64"
-    if dtype not in backend.floats or (wide and "float64" not in backend.floats):
-        pytest.skip(f"{backend} is not tested with {dtype}")
+    if wide and "float64" not in backend.floats:
+        pytest.skip("it has no float64")
 
     def apply(q: Any, k: Any, *weights: Any) -> Any:
         return ROPES[rope].apply(q, k, POSITIONS, norm=QKNorm(*weights, eps=1e-3, offset=1.0))
