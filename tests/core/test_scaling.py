@@ -113,7 +113,12 @@ def convert_to_numpy(value: Any) -> Any:
 ONE_OF_EACH = {type(scaling): scaling for _, scaling in CASES}.values()
 
 
-@pytest.mark.parametrize("scaling", [*ONE_OF_EACH, NTK(2.0), Axial(2), Warm(4.0, 4096, warmth=2.0)])
+# All fields of those with many.
+FULL = [YaRN(4.0, 4096, 32.0, 1.0, 1.5, 0.5, 0.25), Axial(2, bases=(1e2, 1e3))]
+FULL += [LongRoPE((1.0,), (2.0,), 64, 4.0, 1.5, 256, 99), Warm(4.0, 4096, warmth=2.0)]
+
+
+@pytest.mark.parametrize("scaling", [*ONE_OF_EACH, NTK(2.0), *FULL])
 def test_scalings_are_values_that_can_be_copied_hashed_and_pickled(scaling):
     assert isinstance(scaling, Scaling)
     values = dataclasses.asdict(scaling)
