@@ -135,6 +135,15 @@ def test_use_path_raises_where_its_path_declines_or_cannot_start(paths):
             rope_xp.apply(X, X)
 
 
+def test_a_forced_path_that_takes_no_slots_has_keys_written_for_it(paths):
+    paths[0].decline_reason.return_value, paths[1].takes_slots = None, True
+    cache = np.zeros((9, 2, 4), np.float32)
+    with rope_xp.use_path("swift"):
+        rope_xp.apply(X, X, out=(None, cache), slots=[4, 0, 7])
+    np.testing.assert_array_equal(cache[[4, 0, 7]], truth(RoPE().rotate, X))
+    assert count_runs(paths) == [1, 0]
+
+
 def test_use_path_refuses_unknown_and_missing_paths_by_name(monkeypatch):
     message = "numpy arrays have only: native, chunked, portable"
     with rope_xp.use_path("jit"), pytest.raises(RopeError, match=message):
