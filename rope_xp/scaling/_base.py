@@ -88,11 +88,6 @@ def no_length(scaling: Scaling) -> RopeError:
     )
 
 
-def _is_positive(value: object) -> bool:
-    number = numbers.plain(value)
-    return type(number) in (int, float) and 0 < number < float("inf")
-
-
 def check_scaling(scaling: Any) -> None:
     """Check that scaling is a hashable :class:`rope_xp.scaling.Scaling` with positive factors."""
     if not isinstance(scaling, Scaling):
@@ -101,10 +96,7 @@ def check_scaling(scaling: Any) -> None:
             f"from rope_xp.scaling.Scaling, or None; got {scaling!r}"
         )
     for name in ("effective_attention_factor", "softmax_scale"):
-        value = getattr(scaling, name)
-        if not _is_positive(value):
-            label = f"{type(scaling).__name__}.{name}"
-            raise RopeError(f"{label} must be a positive finite number; got {value!r}")
+        numbers.check_positive(f"{type(scaling).__name__}.{name}", getattr(scaling, name))
     if _may_be_unhashable(scaling):
         try:
             hash(scaling)

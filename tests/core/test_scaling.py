@@ -179,6 +179,8 @@ def test_scalings_with_frequencies_alone_have_factors_of_1():
 @pytest.mark.parametrize("name", ["effective_attention_factor", "softmax_scale"])
 @pytest.mark.parametrize("value", [None, "2", True, 0.0, math.inf])
 def test_factors_of_derived_scalings_are_checked(name, value):
-    message = f"Hot.{name} must be a positive finite number; got {value!r}"
-    with pytest.raises(RopeError, match=message):
+    error, needed = (
+        (RopeError, "positive and") if isinstance(value, float) else (TypeError, "a num")
+    )
+    with pytest.raises(error, match=f"Hot.{name} must be {needed}.*; got {value!r}"):
         RoPE(scaling=type("Hot", (Times,), {name: value})(2.0))
