@@ -19,6 +19,7 @@ from rope_xp.scaling import (
     Llama3,
     LongRoPE,
     Proportional,
+    RIFLEx,
     Scaling,
     YaRN,
 )
@@ -68,6 +69,10 @@ HEADS = [np.ones((2, 9, 3, 4))] * 2
 
 def normalize(q_weight: np.ndarray, k_weight: np.ndarray, rope: RoPE = HALF) -> Any:
     return rope.apply(Q, K, norm=QKNorm(q_weight, k_weight), out=(Q, K))
+
+
+def rotate(scaling: Scaling, x: np.ndarray = Q, **fields: float) -> Any:
+    return RoPE(scaling=scaling, **fields).rotate(x)
 
 
 def table(**options: Any) -> Any:
@@ -205,6 +210,15 @@ VALUES: list[Row] = [
     ("'strided' has one", lambda: RIFLEx(1, 4, Axial(2, "strided"))),
     ("RIFLEx.k is 5, but axis", lambda: RIFLEx(5, 4, Axial(2)).frequencies(1e4, 16)),
     ("2 components.*is None", lambda: RoPE(scaling=RIFLEx(1, 42, scaling=Axial()))),
+    # Scalings beyond float32, on first use.
+    ("base that NTK computes from base = 10000.0 .*; got inf", lambda: rotate(NTK(1e300))),
+    ("DynamicNTK computes .* got inf", lambda: rotate(DynamicNTK(1e300, 1, length=10**300))),
+    ("must return 4 finite frequencies", lambda: rotate(Linear(1e-320), base=1e-300)),
+    (r"its fastest frequency is 1e\+300, beyond float32", lambda: rotate(Linear(1e-300))),
+    (r"fastest frequency is 1e\+300", lambda: rotate(Linear(1e-300), Q.astype(np.float64))),
+    ("pairs that turn 1e-320 times", lambda: rotate(YaRN(2.0, 1, beta_slow=1e-320))),
+    (r"its attention_factor is 1e\+300", lambda: rotate(YaRN(2.0, 512, attention_factor=1e300))),
+    (r"1 / attention_factor is 1e\+300", lambda: rotate(YaRN(2.0, 512, attention_factor=1e-300))),
     # Sections of axes.
     ("must be even", lambda: axial((3, 5))),
     ("must be positive", lambda: axial((0, 4))),
