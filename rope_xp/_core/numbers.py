@@ -100,8 +100,23 @@ def check_known(argument: str, lengths: Sequence[int | None]) -> None:
 
 
 def is_identical(a: Any, b: Any) -> bool:
-    """Return whether two values are equal and of one class: a class may define its own equality."""
-    return type(a) is type(b) and bool(a == b)
+    """Return whether two values are equal and of the same classes, field by field.
+
+    ``==`` is not enough: named tuples of two classes may be equal, and dataclasses ignore fields.
+    """
+    if a is b:
+        return True
+    if type(a) in (int, float) and type(b) in (int, float):
+        return bool(a == b)
+    if type(a) is not type(b):
+        return False
+    if dataclasses.is_dataclass(a):
+        names = [field.name for field in dataclasses.fields(a)]
+        return all(is_identical(getattr(a, name), getattr(b, name)) for name in names)
+    if isinstance(a, tuple):
+        return len(a) == len(b) and all(map(is_identical, a, b))
+    # Unhashable values such as arrays have no single truth value under ``==``.
+    return type(a).__hash__ is not None and (a == b) is True
 
 
 def get_attributes(scaling: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""ONNX's node tests give the same numbers; tests/models has those of transformers."""
+"""ONNX's node tests and operators give the same numbers; tests/models has those of transformers."""
 
 import importlib
 import warnings
@@ -34,3 +34,20 @@ def test_apply_tables_equals_the_node_tests_of_onnx(backend, case):
     )
     bound = 3e-7 if backend.ulps else 0  # the same operations in the same order
     np.testing.assert_allclose(backend.back(rotated).reshape(shape), expected, rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+def test_apply_tables_far_from_0_equals_the_operators_of_onnx_and_torch(layout):
+    oracle = pytest.importorskip("onnx.reference.ops.op_rotary_embedding")
+    torch = pytest.importorskip("torch")
+    x = np.random.default_rng(0).standard_normal((2, 3, 50, 16), np.float32)
+    cos, sin = rope_xp.RoPE().cos_sin(np.arange(50) + 1_000_000, 16)
+    tables = [np.ascontiguousarray(np.broadcast_to(t, (2, 50, 8))) for t in (cos, sin)]
+    rotated = rope_xp.apply_tables(x, cos, sin, layout=layout, axes="bhsd")
+    interleaved = layout == "interleaved"
+    expected = oracle.rotary_embedding(x, *tables, interleaved=interleaved)
+    np.testing.assert_array_equal(rotated, expected)
+    by_torch = torch.onnx.ops.rotary_embedding(
+        *map(torch.from_numpy, (x, *tables)), interleaved=interleaved
+    )
+    np.testing.assert_allclose(rotated, by_torch, rtol=0, atol=5e-7)  # sums in another order

@@ -23,6 +23,7 @@ from rope_xp.scaling import (
     Llama3,
     LongRoPE,
     Proportional,
+    RIFLEx,
     Scaling,
     YaRN,
     inverse_frequencies,
@@ -184,3 +185,19 @@ def test_factors_of_derived_scalings_are_checked(name, value):
     )
     with pytest.raises(error, match=f"Hot.{name} must be {needed}.*; got {value!r}"):
         RoPE(scaling=type("Hot", (Times,), {name: value})(2.0))
+
+
+@pytest.mark.parametrize(
+    ("riflex", "changed"),
+    [
+        (RIFLEx(4, 42), 3),
+        (RIFLEx(8, 42, Axial(sections=(16, 56, 56))), 7),  # HunyuanVideo
+        # frame, row, frame, row, row, row
+        (RIFLEx(3, 42, Axial(sections=(4, 8), order="alternating"), axis=1), 4),
+    ],
+)
+def test_riflex_slows_one_frequency_of_one_axis_alone(riflex, changed):
+    r = 12 if riflex.axis else 128
+    expected = (riflex.scaling or Linear(1.0)).frequencies(256.0, r).copy()
+    expected[changed] = 0.9 * 2 * math.pi / 42  # as in the code of the paper
+    np.testing.assert_allclose(riflex.frequencies(256.0, r), expected, rtol=1e-14)

@@ -12,7 +12,7 @@ from rope_xp._dispatch.backend import Backend
 
 ENTRIES = "rotate_by_rope", "rotate_by_tables", "look_up_angles"
 GENERAL = [(parse, name) for name in ("rotate", "rerotate", "cos_sin")]
-GENERAL += [(parse_tables, name) for name in ("rotate", "apply_tables")]
+GENERAL.append((parse_tables, "rotate"))
 
 
 def decline_all(patch: pytest.MonkeyPatch) -> None:
