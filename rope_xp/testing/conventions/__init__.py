@@ -17,10 +17,15 @@ Examples
 >>> assert_rotates(conventions.onnx(kernel, rope, 16), rope, 16)
 """
 
-from rope_xp.testing.conventions._flat import flashinfer, sglang, vllm
-from rope_xp.testing.conventions._frequencies import ggml, mlx
-from rope_xp.testing.conventions._sequences import fla, flash_attn, transformer_engine
-from rope_xp.testing.conventions._tables import huggingface, liger, megatron, onnx
+from rope_xp.testing.conventions._engines import (
+    fla,
+    flash_attn,
+    flashinfer,
+    sglang,
+    transformer_engine,
+    vllm,
+)
+from rope_xp.testing.conventions._libraries import ggml, huggingface, liger, megatron, mlx, onnx
 
 __all__ = [
     "fla",

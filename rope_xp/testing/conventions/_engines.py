@@ -1,4 +1,8 @@
-"""Engines whose tokens have no batch axis: (tokens, heads, head_dim), and a position each."""
+"""Engines whose kernels look up tables: packed tokens with a position each, or sequences.
+
+A sequence is a run of consecutive positions: an offset, and a length in ``cu_seqlens``. If each
+batch entry is one, the kernel gets the batch; otherwise all sequences packed.
+"""
 
 from typing import Any
 
@@ -45,8 +49,7 @@ def vllm(kernel: Function, rope: RoPE, head_dim: int, *, norm: QKNorm | None = N
             given = norm.q_weight, norm.k_weight
             weights = [torch.as_tensor(w).to(q) + norm.offset for w in given]
             kernel(qkv, *heads, head_dim, norm.eps, *weights, table, is_neox, p)
-            n = flat[0].shape[1]
-            return qkv[:, :n], qkv[:, n : n + flat[1].shape[1]]
+            return qkv.tensor_split((flat[0].shape[1], -flat[1].shape[1]), dim=1)[:2]
         if rope.position_axes is not None:
             (cos, sin), (sections, turns) = table[p].chunk(2, -1), count_sections(rope)
             return kernel(*flat, cos, sin, sections, head_dim, rope.rotary_dim, turns, is_neox)
@@ -103,3 +106,69 @@ def flashinfer(kernel: Function, rope: RoPE, head_dim: int, *, ragged: bool = Fa
         return kernel(q, k, *where, *options) or (q, k)
 
     return adapt(kernel, rope, rotate, "nhd")
+
+
+def flash_attn(kernel: Function, rope: RoPE, head_dim: int) -> Function:
+    """Adapt ``apply_rotary(x, cos, sin, seqlen_offsets, cu_seqlens, max_seqlen, interleaved)``.
+
+    x is (batch, tokens, heads, head_dim), packed (total, heads, head_dim); cos (rows, r/2), of the
+    dtype of x; offsets (sequences,). Source: flash-attention, ops/triton/rotary.py at 03f6a6b.
+    """
+    rope, tables = check(rope, head_dim), get_tables(rope, head_dim, "onnx")
+    interleaved = rope.layout == "interleaved"
+
+    def rotate(x: Array, starts: Array, **packed: Array) -> Array:
+        options = {"seqlen_offsets": starts, "interleaved": interleaved, **packed}
+        if packed:
+            options["max_seqlen"] = int(packed["cu_seqlens"].diff().max())
+        return kernel(x, *tables(x), **options)
+
+    return _adapt_sequences(kernel, rope, rotate)
+
+
+def fla(kernel: Function, rope: RoPE, head_dim: int) -> Function:
+    """Adapt ``rotary_embedding(x, cos, sin, interleaved, inplace, seqlen_offsets, cu_seqlens)``.
+
+    x is (batch, tokens, heads, head_dim), packed (1, total, heads, head_dim); cos (rows, r/2), of
+    the dtype of x. Source: flash-linear-attention, modules/rotary.py at 4057f93.
+    """
+    rope, tables = check(rope, head_dim), get_tables(rope, head_dim, "onnx")
+    interleaved = rope.layout == "interleaved"
+
+    def rotate(x: Array, starts: Array, **packed: Array) -> Array:
+        options = {"seqlen_offsets": starts, "interleaved": interleaved, **packed}
+        y = kernel(x[None] if packed else x, *tables(x), **options)
+        return y[0] if packed else y
+
+    return _adapt_sequences(kernel, rope, rotate)
+
+
+def transformer_engine(kernel: Function, rope: RoPE, head_dim: int) -> Function:
+    """Adapt ``apply_rotary_pos_emb(t, freqs, tensor_format, start_positions, interleaved)``.
+
+    t is "bshd", packed "thd" with ``cu_seqlens``; freqs (rows, 1, 1, r), angles in float32. Source:
+    TransformerEngine, pytorch/attention/rope.py at 0dc141c.
+    """
+    rope = check(rope, head_dim, factor=False)
+    tables = get_tables(rope, head_dim, "megatron")
+    interleaved = rope.layout == "interleaved"
+
+    def rotate(x: Array, starts: Array, **packed: Array) -> Array:
+        options = {"start_positions": starts, "interleaved": interleaved, **packed}
+        options["tensor_format"] = "thd" if packed else "bshd"
+        return kernel(x, *tables(x.float()), **options)
+
+    return _adapt_sequences(kernel, rope, rotate)
+
+
+def _adapt_sequences(kernel: Function, rope: RoPE, rotate: Function) -> Function:
+    """Return a function around rotate(x, starts), and with cu_seqlens where x is packed."""
+
+    def of_pair(q: Array, k: Array, p: Positions) -> Any:
+        bounds, starts = find_runs(p, q)
+        if len(starts) == len(p):
+            return rotate(q, starts), rotate(k, starts)
+        packed = (rotate(x.flatten(0, 1), starts, cu_seqlens=bounds) for x in (q, k))
+        return [y.reshape(x.shape) for x, y in zip((q, k), packed, strict=True)]
+
+    return adapt(kernel, rope, of_pair, limit=LENGTH)
