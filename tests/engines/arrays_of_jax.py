@@ -3,14 +3,15 @@
 from typing import Any
 
 import numpy as np
-from measure import HEAD_DIM, LENGTH, Rotation, engine
-from shared import both, count_from_zero, describe, get_factor, get_starts, load_alone
+from measure import HEAD_DIM, LENGTH, USUAL, Rotation, engine
+from shared import both, describe, get_factor, get_starts, load_alone
 
 from rope_xp import RoPE
-from rope_xp.scaling import Linear, Llama3, LongRoPE, YaRN
+from rope_xp.scaling import YaRN
 
 
-@engine("equinox", "nn.RotaryPositionalEmbedding", library="jax")
+@engine("equinox", "nn.RotaryPositionalEmbedding", library="jax", from_zero=True,
+        columns=("layout", "position", "bfloat16", "second base"))  # fmt: skip
 def equinox(rope: RoPE, dtype: str) -> Rotation:
     import jax
     from equinox.nn import RotaryPositionalEmbedding
@@ -18,11 +19,10 @@ def equinox(rope: RoPE, dtype: str) -> Rotation:
     module = RotaryPositionalEmbedding(HEAD_DIM, theta=rope.base)
     module(np.zeros((1, HEAD_DIM), np.float32))
     every = jax.vmap(jax.vmap(module))
-    return both(lambda x, p: every(*count_from_zero(p, x)))
+    return both(lambda x, p: every(x))
 
 
-@engine("gemma", "gm.math.apply_rope", library="jax", scalings=(Linear,), note="file alone",
-        not_run={"partial": "its rope_proportion was not tried"})  # fmt: skip
+@engine("gemma", "gm.math.apply_rope", "linear", library="jax", note="file alone")
 def gemma(rope: RoPE, dtype: str) -> Rotation:
     file = load_alone("gemma.gm.math._positional_embeddings")
     options = {"base_frequency": rope.base, "scale_factor": get_factor(rope)}
@@ -35,7 +35,7 @@ def maxtext(rope: RoPE, dtype: str) -> Rotation:
     return both(lambda x, p: file.apply_rope(x, p, max_timescale=rope.base), "bshd")
 
 
-@engine("keras-hub", "layers.RotaryEmbedding", is_module=True, scalings=(Linear, YaRN),
+@engine("keras-hub", "layers.RotaryEmbedding", "linear", "YaRN", "module in bfloat16",
         note="on torch")  # fmt: skip
 def keras_hub(rope: RoPE, dtype: str) -> Rotation:
     from keras_hub.layers import RotaryEmbedding
@@ -46,13 +46,16 @@ def keras_hub(rope: RoPE, dtype: str) -> Rotation:
     return both(lambda x, p: module(x, positions=p), "bshd")
 
 
+_OFFSET = {"library": "mlx", "columns": tuple(c for c in USUAL if c != "packed")}
+
+
 def _offset(module: Any) -> Rotation:
     import mlx.core as mx
 
     return both(lambda x, p: module(x, offset=mx.array(get_starts(p).astype(np.int32))))
 
 
-@engine("mlx", "nn.RoPE", library="mlx", scalings=(Linear,), partial=True)
+@engine("mlx", "nn.RoPE", "linear", "partial", **_OFFSET)
 def mlx(rope: RoPE, dtype: str) -> Rotation:
     from mlx import nn
 
@@ -60,8 +63,8 @@ def mlx(rope: RoPE, dtype: str) -> Rotation:
     return _offset(nn.RoPE(rope.rotary_dim, traditional=rope.layout == "interleaved", **options))
 
 
-@engine("mlx-lm", "initialize_rope", library="mlx", scalings=(Linear, YaRN, Llama3, LongRoPE),
-        partial=True, note="file alone")  # fmt: skip
+@engine("mlx-lm", "initialize_rope", "linear", "YaRN", "Llama 3", "LongRoPE", "partial",
+        note="file alone", **_OFFSET)  # fmt: skip
 def mlx_lm(rope: RoPE, dtype: str) -> Rotation:
     file = load_alone("mlx_lm.models.rope_utils")
     traditional = rope.layout == "interleaved"

@@ -4,21 +4,14 @@ import contextlib
 from typing import Any
 
 import torch
-from measure import HEAD_DIM, LENGTH, Rotation, engine
+from measure import HEAD_DIM, LENGTH, TABLES, Rotation, engine
 from shared import flatten, load_alone
 
 from rope_xp import RoPE
 from rope_xp.scaling import Linear, Llama3, YaRN
 from rope_xp.testing import conventions
 
-_KERNEL = {
-    "takes_tables": True, "partial": True,
-    "not_run": dict.fromkeys(("bfloat16", "gradient"), "not tried in the interpreter"),
-}  # fmt: skip
 _NOTE = "Triton's interpreter"
-_ALONE = f"{_NOTE}; file alone"
-_UNCAST = {"module in bfloat16": "the module was not cast"}
-_UNTRIED = "the package has such a class, which was not tried"
 
 
 class _Op(torch.nn.Module):
@@ -56,8 +49,8 @@ def load_vllm() -> dict[str, Any]:
     return {name: load_alone(f"{root}.{name}", **stubs) for name in names}
 
 
-@engine("vllm", "RotaryEmbedding.forward_native", scalings=(Linear, YaRN, Llama3), partial=True,
-        note="files alone", not_run={"LongRoPE": _UNTRIED, **_UNCAST})  # fmt: skip
+@engine("vllm", "RotaryEmbedding.forward_native", "linear", "YaRN", "Llama 3", "partial",
+        note="files alone")  # fmt: skip
 def vllm(rope: RoPE, dtype: str) -> Rotation:
     files = load_vllm()
     file, name, length = {
@@ -77,32 +70,11 @@ def _rotate_natively(module: Any) -> Rotation:
     return flatten(lambda q, k, p: module.forward_native(p, q.flatten(1), k.flatten(1)))
 
 
-def _divide(rope: RoPE) -> list[int]:
-    """Return how many pairs are of each of three components."""
-    n = rope.rotary_dim // 2
-    return [n - 2 * (n // 3), n // 3, n // 3]
-
-
-@engine("vllm", "triton_mrope", note=_ALONE, **_KERNEL)
-def vllm_mrope(rope: RoPE, dtype: str) -> Rotation:
-    import triton
-
-    load_vllm()
-    file = load_alone("vllm.model_executor.layers.rotary_embedding.mrope",
-                      vllm__triton_utils={"triton": triton, "tl": triton.language})  # fmt: skip
-
-    def kernel(positions: Any, q: Any, k: Any, head_size: int, table: Any, is_neox: bool) -> None:
-        cos, sin = table[positions].expand(3, -1, -1).chunk(2, -1)
-        results = file.triton_mrope(q, k, cos.contiguous(), sin.contiguous(), _divide(rope),
-                                    head_size, rope.rotary_dim, False, is_neox)  # fmt: skip
-        for x, y in zip((q, k), results, strict=True):
-            x.copy_(y)
-
-    return conventions.vllm(kernel, rope, HEAD_DIM)
-
-
 @engine(
-    "vllm", "vllm_flash_attn apply_rotary", note=f"{_ALONE}; flash-attention's kernel", **_KERNEL
+    "vllm",
+    "vllm_flash_attn apply_rotary",
+    columns=TABLES,
+    note=f"{_NOTE}; file alone; flash-attention's kernel",
 )
 def flash_attn(rope: RoPE, dtype: str) -> Rotation:
     file = load_alone("vllm.vllm_flash_attn.ops.triton.rotary")
@@ -110,9 +82,8 @@ def flash_attn(rope: RoPE, dtype: str) -> Rotation:
     return conventions.flash_attn(file.apply_rotary, rope, HEAD_DIM)
 
 
-@engine("sglang", "RotaryEmbedding.forward_native", scalings=(Linear,), partial=True,
-        note="files alone; its cache in float32",
-        not_run=dict.fromkeys(("YaRN", "Llama 3", "LongRoPE"), _UNTRIED) | _UNCAST)  # fmt: skip
+@engine("sglang", "RotaryEmbedding.forward_native", "linear", "partial",
+        note="files alone; its cache in float32")  # fmt: skip
 def sglang(rope: RoPE, dtype: str) -> Rotation:
     no = lambda *given, **options: False  # noqa: E731  # a stub
     names = ("cpu_has_amx_support", "get_bool_env_var", "is_cuda", "is_hip", "is_mps", "is_musa",
@@ -137,20 +108,7 @@ def sglang(rope: RoPE, dtype: str) -> Rotation:
     return _rotate_natively(module)
 
 
-@engine("sglang", "triton_mrope_fused", note=_ALONE, **_KERNEL)
-def sglang_mrope(rope: RoPE, dtype: str) -> Rotation:
-    file = load_alone("sglang.kernels.ops.attention.rotary_triton")
-    axis_map = torch.zeros(rope.rotary_dim // 2, dtype=torch.int32)
-
-    def kernel(positions: Any, q: Any, k: Any, head_size: int, table: Any, is_neox: bool) -> None:
-        lanes = positions.expand(3, -1).contiguous()
-        sizes = _divide(rope), head_size, rope.rotary_dim
-        file.triton_mrope_fused(q, k, table, lanes, *sizes, False, False, is_neox, axis_map)
-
-    return conventions.vllm(kernel, rope, HEAD_DIM)
-
-
-@engine("liger-kernel", "LigerRopeFunction", note=_NOTE, **_KERNEL)
+@engine("liger-kernel", "LigerRopeFunction", columns=TABLES, note=_NOTE)
 def liger(rope: RoPE, dtype: str) -> Rotation:
     from liger_kernel.ops.rope import LigerRopeFunction
 

@@ -3,17 +3,8 @@
 from typing import Any
 
 import torch
-from measure import HEAD_DIM, LENGTH, Rotation, engine
-from shared import (
-    both,
-    count_from_zero,
-    describe,
-    flatten,
-    get_factor,
-    get_start,
-    load_alone,
-    share,
-)
+from measure import HEAD_DIM, LENGTH, TABLES, USUAL, Rotation, engine
+from shared import both, describe, flatten, get_factor, get_starts, load_alone
 
 from rope_xp import RoPE
 from rope_xp.scaling import Linear, Llama3, LongRoPE, YaRN
@@ -24,8 +15,8 @@ def cast(module: Any, dtype: str) -> Any:
     return module if dtype == "float32" else module.to(getattr(torch, dtype))
 
 
-@engine("transformers", "LlamaRotaryEmbedding, apply_rotary_pos_emb", is_module=True,
-        scalings=(Linear, YaRN, Llama3, LongRoPE))  # fmt: skip
+@engine("transformers", "LlamaRotaryEmbedding, apply_rotary_pos_emb", "linear", "YaRN", "Llama 3",
+        "LongRoPE", "module in bfloat16")  # fmt: skip
 def transformers(rope: RoPE, dtype: str) -> Rotation:
     from transformers import LlamaConfig
     from transformers.models.llama import modeling_llama as llama
@@ -40,18 +31,18 @@ def transformers(rope: RoPE, dtype: str) -> Rotation:
     return lambda q, k, p: llama.apply_rotary_pos_emb(q, k, *module(q, torch.as_tensor(p)))
 
 
-@engine("diffusers", "get_1d_rotary_pos_embed, apply_rotary_emb", layout="interleaved",
-        scalings=(Linear,))  # fmt: skip
+@engine("diffusers", "get_1d_rotary_pos_embed, apply_rotary_emb", "linear", layout="interleaved",
+        columns=tuple(c for c in USUAL if c != "batched decode"))  # fmt: skip
 def diffusers(rope: RoPE, dtype: str) -> Rotation:
     from diffusers.models.embeddings import apply_rotary_emb, get_1d_rotary_pos_embed
 
     options = {"use_real": True, "linear_factor": get_factor(rope)}
     return both(lambda x, p: apply_rotary_emb(
-        x, get_1d_rotary_pos_embed(HEAD_DIM, share(p), rope.base, **options)))  # fmt: skip
+        x, get_1d_rotary_pos_embed(HEAD_DIM, p[0], rope.base, **options)))  # fmt: skip
 
 
-@engine("torchtune", "RotaryPositionalEmbeddings, Llama3ScaledRoPE", layout="interleaved",
-        is_module=True, scalings=(Llama3,), note="files alone")  # fmt: skip
+@engine("torchtune", "RotaryPositionalEmbeddings, Llama3ScaledRoPE", "Llama 3",
+        "module in bfloat16", layout="interleaved", note="files alone")  # fmt: skip
 def torchtune(rope: RoPE, dtype: str) -> Rotation:
     plain = load_alone("torchtune.modules.position_embeddings")
     scaled = load_alone("torchtune.models.llama3_1._position_embeddings")
@@ -67,13 +58,11 @@ class _Configurable(torch.nn.Module):
         """The base of its configurations."""
 
 
-_UNSHOWN = {"module in bfloat16": "not tried in the whole package, which could not be imported"}
-_TITAN = {"is_module": True, "scalings": (Llama3, YaRN),
-          "note": "file alone; the factor of YaRN is in its softmax"}  # fmt: skip
+_TITAN = {"note": "file alone; the factor of YaRN is in its softmax"}
 
 
-@engine("torchtitan", "CosSinRoPE", **_TITAN)
-@engine("torchtitan", "ComplexRoPE", layout="interleaved", not_run=_UNSHOWN, **_TITAN)
+@engine("torchtitan", "CosSinRoPE", "YaRN", "module in bfloat16", **_TITAN)
+@engine("torchtitan", "ComplexRoPE", "Llama 3", "YaRN", layout="interleaved", **_TITAN)
 def torchtitan(rope: RoPE, dtype: str) -> Rotation:
     same = lambda **options: lambda function: function  # noqa: E731  # a stub
     spmd = {"no_typecheck": same, "local_map": same, "S": str, "R": "R"}
@@ -92,7 +81,7 @@ def torchtitan(rope: RoPE, dtype: str) -> Rotation:
     return rotate
 
 
-@engine("litgpt", "build_rope_cache, apply_rope", scalings=(Linear, Llama3, YaRN), partial=True)
+@engine("litgpt", "build_rope_cache, apply_rope", "linear", "Llama 3", "YaRN", "partial")
 def litgpt(rope: RoPE, dtype: str) -> Rotation:
     from litgpt.model import apply_rope, build_rope_cache
 
@@ -114,8 +103,8 @@ def litgpt(rope: RoPE, dtype: str) -> Rotation:
     return both(rotate)
 
 
-@engine("x-transformers", "RotaryEmbedding, apply_rotary_pos_emb", layout="interleaved",
-        is_module=True, scalings=(Linear,), partial=True)  # fmt: skip
+@engine("x-transformers", "RotaryEmbedding, apply_rotary_pos_emb", "linear", "partial",
+        "module in bfloat16", layout="interleaved")  # fmt: skip
 def x_transformers(rope: RoPE, dtype: str) -> Rotation:
     from x_transformers import x_transformers as library
 
@@ -124,43 +113,15 @@ def x_transformers(rope: RoPE, dtype: str) -> Rotation:
     return both(lambda x, p: library.apply_rotary_pos_emb(x, *module(torch.as_tensor(p))))
 
 
-@engine("rotary-embedding-torch", "RotaryEmbedding.rotate_queries_or_keys", layout="interleaved",
-        is_module=True, scalings=(Linear,), partial=True)  # fmt: skip
+@engine("rotary-embedding-torch", "RotaryEmbedding.rotate_queries_or_keys", "linear", "partial",
+        "module in bfloat16", layout="interleaved",
+        columns=("layout", "position", "bfloat16", "second base"))  # fmt: skip
 def rotary_embedding_torch(rope: RoPE, dtype: str) -> Rotation:
     from rotary_embedding_torch import RotaryEmbedding
 
     options = {"theta": rope.base, "interpolate_factor": get_factor(rope)}
     module = cast(RotaryEmbedding(rope.rotary_dim, cache_if_possible=False, **options), dtype)
-    return both(lambda x, p: module.rotate_queries_or_keys(x, offset=get_start(p)))
-
-
-@engine("torchembed", "RotaryEmbedding", is_module=True)
-def torchembed(rope: RoPE, dtype: str) -> Rotation:
-    from torchembed import RotaryEmbedding
-
-    module = cast(RotaryEmbedding(HEAD_DIM, base=rope.base), dtype)
-    return lambda q, k, p: module(*count_from_zero(p, q, k))
-
-
-@engine("timm", "apply_rot_embed_cat", takes_tables=True, note="file alone",
-        not_run={"batched decode": "a table for each batch entry was not tried"})  # fmt: skip
-def timm(rope: RoPE, dtype: str) -> Rotation:
-    file = load_alone("timm.layers.pos_embed_sincos")
-
-    def rotate(x: Any, p: Any) -> Any:
-        cos, sin = (x.new_tensor(t) for t in rope.cos_sin(share(p), HEAD_DIM))
-        return file.apply_rot_embed_cat(x, torch.cat([sin, sin, cos, cos], -1), half=True)
-
-    return both(rotate)
-
-
-@engine("curated-transformers", "RotaryEmbeddings", is_module=True, note="file alone",
-        not_run=_UNSHOWN)  # fmt: skip
-def curated_transformers(rope: RoPE, dtype: str) -> Rotation:
-    # The package's other modules need an older transformers.
-    library = load_alone("curated_transformers.layers.embeddings")
-    module = cast(library.RotaryEmbeddings(HEAD_DIM, base=rope.base), dtype)
-    return both(lambda x, p: module(x, positions=torch.as_tensor(p)))
+    return both(lambda x, p: module.rotate_queries_or_keys(x, offset=int(get_starts(p)[0])))
 
 
 @engine("mistral-inference", "precompute_freqs_cis, apply_rotary_emb", layout="interleaved",
@@ -171,7 +132,7 @@ def mistral_inference(rope: RoPE, dtype: str) -> Rotation:
     return flatten(lambda q, k, p: file.apply_rotary_emb(q, k, table[p]))
 
 
-@engine("megatron-core", "_apply_rotary_pos_emb_bshd", takes_tables=True, partial=True)
+@engine("megatron-core", "_apply_rotary_pos_emb_bshd", columns=(*TABLES, "bfloat16"))
 def megatron_core(rope: RoPE, dtype: str) -> Rotation:
     from megatron.core.models.common.embeddings import rope_utils
 
@@ -182,7 +143,7 @@ def megatron_core(rope: RoPE, dtype: str) -> Rotation:
     return conventions.megatron(kernel, rope, HEAD_DIM)
 
 
-@engine("torch", "torch.onnx.ops.rotary_embedding", takes_tables=True, partial=True)
+@engine("torch", "torch.onnx.ops.rotary_embedding", columns=(*TABLES, "bfloat16"))
 def torch_onnx(rope: RoPE, dtype: str) -> Rotation:
     tables = [torch.as_tensor(t) for t in rope.table(1024, HEAD_DIM, form="onnx", dtype="float32")]
     options = {"interleaved": rope.layout == "interleaved"}

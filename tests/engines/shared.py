@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measure import HEAD_DIM, NotOfferedError, Rotation
+from measure import HEAD_DIM, Rotation
 
 from rope_xp import RoPE
 from rope_xp.scaling import Linear, Llama3, LongRoPE, YaRN
@@ -21,30 +21,11 @@ def both(rotate: Callable[..., Any], axes: str = "bhsd") -> Rotation:
     return lambda q, k, p: tuple(rotate(x.swapaxes(1, 2), p).swapaxes(1, 2) for x in (q, k))
 
 
-def share(p: np.ndarray) -> np.ndarray:
-    """Return the positions (tokens,) of all batch entries."""
-    if (p != p[0]).any():
-        raise NotOfferedError("batch entries share their positions")
-    return p[0]
-
-
 def get_starts(p: np.ndarray) -> np.ndarray:
-    """Return the first positions of batch entries."""
+    """Return the first positions of batch entries, after a check that all others follow."""
     if (p - p[:, :1] != np.arange(p.shape[1])).any():
-        raise NotOfferedError("it takes an offset, and positions are consecutive")
+        raise ValueError("it takes an offset, and positions are consecutive")
     return p[:, 0]
-
-
-def get_start(p: np.ndarray) -> int:
-    """Return the first position of all batch entries."""
-    return int(get_starts(share(p)[None])[0])
-
-
-def count_from_zero(p: np.ndarray, *arrays: Any) -> tuple[Any, ...]:
-    """Return the arrays after a check that positions are 0, 1, 2, ..."""
-    if (p != np.arange(p.shape[1])).any():
-        raise NotOfferedError("positions are 0, 1, 2, ...")
-    return arrays
 
 
 def flatten(call: Callable[..., Any]) -> Rotation:

@@ -1,37 +1,44 @@
 """The scoreboard's page is that of its results, and some packages still do what it says."""
 
 import json
-import os
+import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.cases import slow
 
 HERE = Path(__file__).parent
-STORED: dict[str, Any] = json.loads((HERE / "results.json").read_text())
+STORED = json.loads((HERE / "results.json").read_text())
 
 
-def run(*options: str, results: Path = HERE / "results.json") -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"SCOREBOARD_RESULTS": str(results)}
-    command = [sys.executable, str(HERE / "scoreboard.py"), *options]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+def test_scoreboard_page_is_that_of_results_and_has_a_script_for_each_wrong_one() -> None:
+    scoreboard = runpy.run_path(str(HERE / "scoreboard.py"))
+    assert scoreboard["render"]() == scoreboard["PAGE"].read_text(), "run scoreboard.py --render"
+    wrong = {
+        (row["package"], column)
+        for row in STORED.values()
+        for column, cell in row["cells"].items()
+        if cell["verdict"] == "wrong"
+    }
+    assert wrong == set(scoreboard["FINDINGS"])
+    assert {p.name for p in HERE.glob("faults/*.py")} == {*scoreboard["FINDINGS"].values()}
 
 
-def test_scoreboard_page_is_that_of_results_and_of_no_others(tmp_path: Path) -> None:
-    done = run("--check")
-    assert done.returncode == 0, done.stderr
-    changed = json.loads(json.dumps(STORED))
-    cells = changed["transformers: LlamaRotaryEmbedding, apply_rotary_pos_emb"]["cells"]
-    cells["layout"]["verdict"] = "not offered"
-    other = tmp_path / "results.json"
-    other.write_text(json.dumps(changed))
-    assert "is not that of results.json" in run("--check", results=other).stderr
-    compared = run("--compare", str(HERE / "results.json"), results=other)
-    assert "layout', 'not offered')" in compared.stderr.split("\nis ")[1]
-    assert (compared.returncode, run("--compare", str(other), results=other).returncode) == (1, 0)
+def measure(folder: Path, *options: str) -> tuple[subprocess.CompletedProcess[str], dict]:
+    """Run a copy of the scoreboard, and return its results."""
+    command = [sys.executable, str(folder / "tests" / "engines" / "scoreboard.py"), *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done, json.loads((folder / "tests" / "engines" / "results.json").read_text())
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    shutil.copytree(HERE, tmp_path / "tests" / "engines")
+    (tmp_path / "docs").mkdir()
+    return tmp_path
 
 
 @pytest.mark.parametrize(
@@ -39,13 +46,29 @@ def test_scoreboard_page_is_that_of_results_and_of_no_others(tmp_path: Path) -> 
     [slow("modules", "rotary-embedding-torch"), slow("graphs", "onnxruntime"),
      ("arrays_of_jax", "mlx")],
 )  # fmt: skip
-def test_package_does_what_the_scoreboard_says(file: str, package: str, tmp_path: Path) -> None:
+def test_package_does_what_the_scoreboard_says(file: str, package: str, copy: Path) -> None:
     pytest.importorskip({"mlx": "mlx.core"}.get(package, package.replace("-", "_")))
-    done = run("--file", file, package, results=tmp_path / "results.json")
+    (copy / "tests" / "engines" / "results.json").write_text("{}")
+    done, found = measure(copy, package, "--file", file)
     assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "results.json").read_text())
-    assert found
+    assert {row["package"] for row in found.values()} == {package}
     for key, row in found.items():
-        for column, cell in row["cells"].items():
-            assert cell["verdict"] == STORED[key]["cells"][column]["verdict"], column
-        assert row["cells"].keys() == STORED[key]["cells"].keys()
+        verdicts, stored = (
+            {column: cell["verdict"] for column, cell in cells.items()}
+            for cells in (row["cells"], STORED[key]["cells"])
+        )
+        assert verdicts == stored
+
+
+@pytest.mark.slow
+def test_scoreboard_tells_of_verdicts_that_changed(copy: Path) -> None:
+    pytest.importorskip("mlx.core")
+    results = json.loads(json.dumps(STORED))
+    results["mlx: nn.RoPE"]["cells"]["linear"]["verdict"] = "wrong"
+    (copy / "tests" / "engines" / "results.json").write_text(json.dumps(results))
+    done, found = measure(copy, "mlx")
+    assert "was ('mlx: nn.RoPE', 'linear', 'wrong')" in done.stdout, done.stderr
+    assert "is ('mlx: nn.RoPE', 'linear', 'right')" in done.stdout
+    assert done.returncode == 1
+    assert found["mlx: nn.RoPE"]["cells"]["linear"]["verdict"] == "right"
+    assert "| mlx `nn.RoPE` |" in (copy / "docs" / "scoreboard.md").read_text()
