@@ -1,7 +1,7 @@
 """Kernels with the signatures of engines, by the formula of RoFormer (arXiv 2104.09864, eq. 34).
 
 Written apart from rope_xp, in plain torch and numpy. A fault is another ``turn``, ``rms`` or
-``look_up``.
+``lanes``; ``watch`` gets the positions whose rows of a table are read.
 """
 
 import numpy as np
@@ -43,17 +43,16 @@ def spread(sections, turns=False):
     return lane
 
 
-def make(turn=turn, rms=norm_first, look_up=None, lanes=spread):
-    """Return the kernels of a rotation, a norm, a rotation by rows of tables, and M-RoPE."""
+def make(turn=turn, rms=norm_first, lanes=spread, watch=id):
+    """Return the kernels of a rotation, a norm and M-RoPE."""
 
-    def by_rows(x, cos, sin, positions, neox):
+    def look_up(x, cos, sin, positions, neox):
+        watch(positions)
         rows = cos[positions]
         if sin is not None:
             return turn(x, rows, sin[positions], neox)
         angles = rows[..., : rows.shape[-1] // 2] if neox else rows[..., ::2]  # each is there twice
         return turn(x, angles.cos(), angles.sin(), neox)
-
-    look_up = look_up or by_rows
 
     def vllm(positions, query, key, head_size, cos_sin_cache, is_neox):
         for x in (query, key):

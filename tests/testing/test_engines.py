@@ -98,7 +98,11 @@ FORMS = [
 ]
 
 
-WRONG = make(lambda x, cos, sin, neox: turn(x, cos, -sin, neox))
+def turn_back(x, cos, sin, neox):
+    return turn(x, cos, -sin, neox)
+
+
+WRONG = make(turn_back)
 
 
 @pytest.mark.parametrize("case", FORMS, ids=lambda case: case.convention)
@@ -206,11 +210,22 @@ def test_assert_rotates_names_faults_of_engines(message):
     assert "the cause is unknown" not in str(raised.value)
 
 
-def test_conventions_call_no_kernel_beyond_its_table():
-    function = Case("vllm", HALF).adapt()
-    assert_rotates(function, HALF, D, positions=(0, 131_071))
-    with pytest.raises(AssertionError, match="may be called with positions below 131072 alone"):
-        assert_rotates(function, HALF, D, positions=(0, 131_072))
+@pytest.mark.parametrize(
+    "convention", ["vllm", "sglang", "flash_attn", "fla", "transformer_engine", "onnx"]
+)
+@pytest.mark.parametrize(("positions", "limit"), [(None, 131_072), slow(range(2048), 2048)])
+def test_conventions_call_no_kernel_beyond_its_table(convention, positions, limit):
+    read = []
+    kernels = make(turn_back, watch=lambda p: read.extend((int(p.min()), int(p.max()))))
+    case = Case(convention, BASE, kernels[convention], positions=positions)
+    with pytest.raises(AssertionError, match="turns by the negative angle") as raised:
+        case.run()
+    assert "positions from" not in str(raised.value)
+    if positions is None:
+        assert set(identify(case.adapt(), D).error) == {128, 4096, 131_072}
+        with pytest.raises(AssertionError, match="called with positions below 131072 alone"):
+            replace(case, positions=(0, 131_072)).run()
+    assert 0 <= min(read) <= max(read) == limit - 1
 
 
 @pytest.mark.parametrize(
