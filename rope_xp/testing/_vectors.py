@@ -32,17 +32,6 @@ _TEXT = ([0, 1, 2], [6, 7])
 _SMALL = 2.0**-10
 """The size of one token that is normalized: it makes eps count."""
 _DTYPES = {"float32": "F32", "float64": "F64", "int64": "I64", "uint16": "BF16"}
-_CONVENTIONS = (
-    "q, k: (batch, tokens, heads, head_dim), packed (tokens, heads, head_dim); positions: (batch, "
-    "tokens), with a leading axis of components where the kind has axes. Rows of pairs: a, b, c, d;"
-    " t = position * frequencies[i], of component axes[i]; y[c] = f * (x[a] * cos(t) - x[b] * "
-    "sin(t)), y[d] = f * (x[b] * cos(t) + x[a] * sin(t)), f = attention_factor; else y = x."
-)
-_TOLERANCE = (
-    "Largest |y - expected| of float32 and bfloat16 results for exact angles; |y| < 4 f. float32: "
-    "cos and sin to 4e-7, a few roundings of 2**-24. bfloat16: a rounding of the result, one before"
-    " it. Angles that are float32 products exceed it from positions of some thousands on."
-)
 
 
 @dataclass(frozen=True)
@@ -111,8 +100,7 @@ def vectors(layers: Sequence[LayerPlan]) -> Vectors:
             tensors |= _build_kind(f"{name}.indexer", own)
     if not kinds:
         raise RopeError("layers must have at least one with attention, to make vectors of it")
-    metadata = {"conventions": _CONVENTIONS, "format": "rope_xp vectors 1", "tolerance": _TOLERANCE}
-    return Vectors(tensors, {**metadata, "kinds": json.dumps(kinds)})
+    return Vectors(tensors, {"format": "rope_xp vectors 1", "kinds": json.dumps(kinds)})
 
 
 def _list_cases(components: int) -> Iterator[tuple[str, NDArray[np.int64], Tensors]]:
