@@ -89,24 +89,12 @@ def _extract_head(matrix: Floats, name: str, eps: float) -> Floats:
         if h != g and np.abs(block).max() > _COUPLED:
             fault = f"function mixes heads: head {h} of {name} depends on head {g} too"
         elif h == g and np.abs(block - first).max() > 4 * eps + 1e-6:
-            coupled = [np.abs(head).max(axis=0) > _COUPLED for head in (first, block)]
-            if (differs := (coupled[0] != coupled[1]).any(axis=1)).any():
-                ours, theirs = (_show_pair(head, int(differs.argmax())) for head in coupled)
-                raise RopeError(f"heads differ: head {h} of {name} {theirs}, and head 0 {ours}")
-            fault = f"angles differ between heads: head {h} of {name} is rotated unlike head 0"
+            fault = f"heads differ: head {h} of {name} is rotated unlike head 0"
         else:
             continue
         cause = "It may rotate before the heads are split, or take another axis for them; see axes"
         raise RopeError(f"{fault}. {cause}")
     return first
-
-
-def _show_pair(coupled: NDArray[np.bool_], component: int) -> str:
-    """Return what a head does with a component, in words."""
-    others = np.flatnonzero(coupled[component] & (np.arange(len(coupled)) != component))
-    if not others.size:
-        return f"leaves component {component} alone"
-    return f"pairs components {component} and {', '.join(map(str, others[:3]))}"
 
 
 def _find_pairs(box: BlackBox, name: str, head: Floats) -> RotatedArray | None:
