@@ -17,7 +17,7 @@ from rope_xp.testing._box import Floats, Function, read_host
 from rope_xp.testing._compare import count_components, find_problems, list_differences
 from rope_xp.testing._identify import LEAST, Identified, identify_box, read_limits
 from rope_xp.testing._norm import Norm
-from rope_xp.testing._open import open_box
+from rope_xp.testing._open import open_boxes
 from rope_xp.testing._slots import WrongSlotsError
 
 _INEXACT = 1e-5  # of cos and sin: more than their own rounding
@@ -96,12 +96,14 @@ def assert_rotates(
     limit = math.inf if positions is None else float(np.max(positions)) + 1
     positions = _POSITIONS if positions is None else positions
     try:
-        box = open_box(
-            *(function, head_dim, axes, tables, like, heads, count_components(rope)),
-            norm=None if norm is None else _read_norm(norm, head_dim),
-            slots=slots,
-            max_tokens=most,
-            limit=min(limit, getattr(function, "rope_xp_limit", math.inf)),
+        box = next(
+            open_boxes(
+                *(function, head_dim, axes, tables, like, heads, count_components(rope)),
+                norm=None if norm is None else _read_norm(norm, head_dim),
+                slots=slots,
+                max_tokens=most,
+                limit=min(limit, getattr(function, "rope_xp_limit", math.inf)),
+            )
         )
         problems = find_problems(box, rope, positions, atol, whole=True, deadline=deadline)
         problem = next(problems, None)

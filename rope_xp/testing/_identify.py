@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -20,7 +18,7 @@ from rope_xp.testing._angles import check_positions, find_length_dependence, mea
 from rope_xp.testing._box import BlackBox, CallRefused, Function
 from rope_xp.testing._compare import find_problems, fix_length, list_differences
 from rope_xp.testing._fit import fit_angles
-from rope_xp.testing._open import open_box
+from rope_xp.testing._open import open_boxes
 from rope_xp.testing._pairs import RotatedArray, find_rotated_arrays
 
 _FEWEST = 32
@@ -126,18 +124,20 @@ def identify(
     (500000.0, 'half', ())
     """
     most, deadline = read_limits(max_tokens, seconds)
-    limits: dict[str, Any] = {"max_tokens": most, "deadline": deadline}
-    limits["limit"] = getattr(function, "rope_xp_limit", math.inf)  # of a convention's table
-    shape = head_dim, axes, tables, like, heads
-    box = open_box(function, *shape, components, **limits)
-    try:
-        return identify_box(box)
-    except RopeError:
-        # Some take positions of several counts of components, and are rotations with one alone.
-        for count in {1, 2, 3} - {box.components} if components is None else ():
-            with contextlib.suppress(RopeError):
-                return identify_box(open_box(function, *shape, count, **limits))
-        raise
+    limit = getattr(function, "rope_xp_limit", math.inf)  # of a convention's table
+    errors = []
+    # Some take positions of several counts of components, and are rotations with one alone.
+    for box in open_boxes(
+        *(function, head_dim, axes, tables, like, heads, components),
+        max_tokens=most,
+        deadline=deadline,
+        limit=limit,
+    ):
+        try:
+            return identify_box(box)
+        except RopeError as error:
+            errors.append(error)
+    raise errors[0]
 
 
 def read_limits(max_tokens: int | None, seconds: float | None) -> tuple[float, float]:

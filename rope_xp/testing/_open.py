@@ -31,7 +31,7 @@ class CallError(RopeError):
         self.summary = summary
 
 
-def open_box(
+def open_boxes(
     function: Function,
     head_dim: int,
     axes: str,
@@ -40,10 +40,10 @@ def open_box(
     heads: int,
     components: int | None,
     **more: Any,
-) -> BlackBox:
-    """Return a function with the first way of calling that it takes; raise CallError for none.
+) -> Iterator[BlackBox]:
+    """Yield a function with the first way of calling that it takes, for each count of components.
 
-    ``more`` are fields of BlackBox.
+    CallError for none. ``more`` are fields of BlackBox.
     """
     if not callable(function):
         raise TypeError(f"function must be callable; got {type(function).__name__}")
@@ -59,17 +59,24 @@ def open_box(
     zeros = np.zeros((heads + 5, heads, head_dim))  # a batch that is no number of heads or tokens
     errors: dict[str, str] = {}
     for backend, device, dtype in _find_libraries(like):
-        box = BlackBox(
-            function, tables, "", axes, head_dim, heads, backend, device, dtype, **more
-        )  # fmt: skip
-        for arrays, count, form in itertools.product(numbers_of_arrays, counts, POSITION_FORMATS):
-            candidate = replace(box, names="qkv"[:arrays], components=count, position_format=form)
-            try:
-                if ("c" in form) == (count > 1):
+        box = BlackBox(function, tables, "", axes, head_dim, heads, backend, device, dtype, **more)
+        opened = False
+        for count in counts:
+            for arrays, form in itertools.product(numbers_of_arrays, POSITION_FORMATS):
+                if ("c" in form) != (count > 1):
+                    continue
+                names = "qkv"[:arrays]
+                candidate = replace(box, names=names, components=count, position_format=form)
+                try:
                     candidate.rotate(zeros, np.arange(5))
-                    return candidate
-            except CallRefused as rejected:
-                errors.setdefault(backend.name, str(rejected))
+                except CallRefused as rejected:
+                    errors.setdefault(backend.name, str(rejected))
+                    continue
+                opened = True
+                yield candidate
+                break
+        if opened:
+            return
     names = "qkv"[: numbers_of_arrays[0]]
     shape = ", ".join(str(head_dim) if axis == "d" else axis for axis in axes)
     has_all = tables is not None or more.get("slots", False)
