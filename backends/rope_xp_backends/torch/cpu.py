@@ -9,35 +9,33 @@ from rope_xp_backends.cpu.native import Rotate
 
 from .entry import describe, limit_threads
 from .library import Tensors
-from .op_args import OpArgs, OpNorm
+from .op_args import OpArgs
 from .results import allocate_result, bump_versions
 
 
 def rotate_on_cpu(
-    out: Tensors | None, arrays: Tensors, op_args: OpArgs, norm: OpNorm | None
+    out: Tensors | None, arrays: Tensors, op_args: OpArgs, weights: Tensors
 ) -> Tensors:
     """Rotate arrays into out, which overlaps nothing else, or raise PathUnavailable before."""
     if native.MISSING is not None:  # in a graph that was made elsewhere
         raise PathUnavailable(native.MISSING)
-    weights = () if norm is None else tuple([w.contiguous() for w in norm.weights])
+    weights = tuple([w.contiguous() for w in weights])
     arrays = tuple([x if x.stride(-1) == 1 else x.contiguous() for x in arrays])
     results = out or tuple(map(allocate_result, arrays))
     angles = _cast_angle_inputs(op_args, arrays[0].dtype)
     tables = DigitTables(*op_args.tables) if op_args.is_lookup else None
-    rotate = _make_rotate(op_args, norm)
-    rotate.run(arrays, results, weights, angles, tables)
+    _make_rotate(op_args).run(arrays, results, weights, angles, tables)
     if out is not None:
         bump_versions(out)
     return results
 
 
-def _make_rotate(op_args: OpArgs, norm: OpNorm | None) -> Rotate:
+def _make_rotate(op_args: OpArgs) -> Rotate:
     """Return the native function for a rotation of tensors."""
-    spec = op_args.spec._replace(norm=norm and norm.spec)
     columns = 1  # the last axis of positions, or a step between columns of cos and sin
     if op_args.is_lookup and (op_args.components is None or op_args.positions is None):
         columns = -1
-    return Rotate(native.describe_spec(spec, columns), describe, limit_threads)
+    return Rotate(native.describe_spec(op_args.spec, columns), describe, limit_threads)
 
 
 def _cast_angle_inputs(op_args: OpArgs, dtype: torch.dtype) -> Tensors:

@@ -27,7 +27,7 @@ from rope_xp_backends.gpu.triton_plan import (
 
 from . import private
 from .library import NAMES, Tensors
-from .op_args import OpArgs, OpNorm
+from .op_args import OpArgs
 from .results import allocate_result, bump_versions
 
 DEVICES = {"cuda"}
@@ -136,7 +136,7 @@ def rotate_on_gpu(
     out: Tensors | None,
     arrays: Tensors,
     op_args: OpArgs,
-    norm: OpNorm | None = None,
+    weights: Tensors = (),
     of_k: OfK = NOTHING_OF_K,
 ) -> Tensors:
     """Rotate arrays into out, or raise PathUnavailable before anything is written."""
@@ -145,12 +145,12 @@ def rotate_on_gpu(
     op_args, of_k = _read_tables(op_args, arrays), _read_own(of_k, arrays)
     device = arrays[0].device
     with contextlib.nullcontext() if is_current(arrays[0]) else torch.cuda.device(device):
-        launches = _find_launches(results, arrays, op_args, norm, of_k)
+        launches = _find_launches(results, arrays, op_args, weights, of_k)
         if op_args.is_lookup and private.is_capturing(device):
             pin(op_args.tables)  # of a compiled call, or saved for its gradient
         for launch, part_arrays, part_out, part_args in launches:
             tables = DigitTables(*part_args.tables) if part_args.is_lookup else None
-            rows, weights = part_args.angle_inputs, norm.weights if norm else ()
+            rows = part_args.angle_inputs
             rows += of_k.op_args.angle_inputs if of_k.op_args else ()
             slots = None if of_k.slots is None else of_k.slots.numbers
             launch(part_arrays, weights, rows, part_out, tables, slots)
@@ -158,28 +158,28 @@ def rotate_on_gpu(
 
 
 def prepare_triton_launch(
-    out: Tensors, arrays: Tensors, op_args: OpArgs, norm: OpNorm | None, of_k: OfK
+    out: Tensors, arrays: Tensors, op_args: OpArgs, weights: Tensors, of_k: OfK
 ) -> TritonLaunch | None:
     """Return the launch of all tensors that lie like these, None where one does not suffice."""
     planned = None
     is_read = op_args is _read_tables(op_args, arrays) and of_k is _read_own(of_k, arrays)
     if is_current(arrays[0]) and is_read and any(x.numel() for x in arrays):
-        planned = _make_plan(out, arrays, op_args, norm, of_k)
+        planned = _make_plan(out, arrays, op_args, weights, of_k)
     if planned is None or not KERNELS.ready((planned.variant, arrays[0].device.index)):
         return None
     return _load_launch(planned, arrays, op_args)
 
 
 def _find_launches(
-    out: Tensors, arrays: Tensors, op_args: OpArgs, norm: OpNorm | None, of_k: OfK
+    out: Tensors, arrays: Tensors, op_args: OpArgs, weights: Tensors, of_k: OfK
 ) -> list[tuple[TritonLaunch, Tensors, Tensors, OpArgs]]:
     """Return launches and their arguments, with all kernels loaded."""
     if not any(x.numel() for x in arrays):
         return []
-    planned = _make_plan(out, arrays, op_args, norm, of_k)
+    planned = _make_plan(out, arrays, op_args, weights, of_k)
     if planned is None:
         parts = _split_batch(out, arrays, op_args)
-        return [launch for part in parts for launch in _find_launches(*part, norm, of_k)]
+        return [launch for part in parts for launch in _find_launches(*part, weights, of_k)]
     return [(_load_launch(planned, arrays, op_args), arrays, out, op_args)]
 
 
@@ -244,17 +244,16 @@ def _lay_out_angles(op_args: OpArgs) -> AngleLayout:
 
 
 def _make_plan(
-    out: Tensors, arrays: Tensors, op_args: OpArgs, norm: OpNorm | None, of_k: OfK
+    out: Tensors, arrays: Tensors, op_args: OpArgs, weights: Tensors, of_k: OfK
 ) -> TritonPlan | None:
     """Return the plan of one launch, None where batch axes do not collapse."""
-    weights = norm.weights if norm else ()
     weight_dtype = NAMES[weights[0].dtype] if weights else ""
     weight_alignment = alignment(*(weight.data_ptr() for weight in weights))
     pointers = [x.data_ptr() for x in arrays + out]
     in_place = tuple(map(eq, pointers, pointers[len(arrays) :]))
     layouts = [StridedLayout(x.shape, x.stride()) for x in arrays + out]
     angles = tuple([_lay_out_angles(x) for x in (op_args, of_k.op_args) if x is not None])
-    spec, slots = op_args.spec._replace(norm=norm and norm.spec), of_k.slots
+    spec, slots = op_args.spec, of_k.slots
     slot_layout = None
     if slots is not None:
         numbers, k = slots.numbers, layouts[len(arrays) - 1]

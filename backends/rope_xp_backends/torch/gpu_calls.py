@@ -26,7 +26,7 @@ from rope_xp.norm import QKNorm, describe_norm, read_norm
 
 from . import gpu, private, recorded
 from .library import Tensors, is_plain
-from .op_args import OpNorm, build_op_args
+from .op_args import build_op_args
 from .results import allocate_result
 
 _INTEGERS = (torch.int64, torch.int32)
@@ -268,9 +268,8 @@ def _keep_launch(call: Call, signature: Signature, results: Tensors) -> None:
         all_args.append(build_op_args(source, call.spec))
     if own and not gpu.can_share(*all_args):
         return
-    op_norm = call.spec.norm and OpNorm(call.spec.norm, signature.weights)
     of_k = gpu.OfK(all_args[1] if own else None, call.slots)
-    launch = gpu.prepare_triton_launch(results, arrays, all_args[0], op_norm, of_k)
+    launch = gpu.prepare_triton_launch(results, arrays, all_args[0], signature.weights, of_k)
     if launch is not None:
         tables = weakref.ref(first.tables) if isinstance(first, TableLookup) else None
         CALLS.store(signature.key, CachedLaunch(launch, tables))

@@ -9,9 +9,9 @@ from rope_xp._core.path import Path
 from rope_xp._rotation import portable
 from rope_xp_backends.cpu import native
 
-from . import gpu, norm, op, private
+from . import gpu, op, private
 from .library import PLAIN, Tensors
-from .op_args import build_op_args, build_op_norm
+from .op_args import build_op_args
 from .results import allocate_result
 
 FUSED = {False: 1 << 18, True: 1 << 14}
@@ -75,18 +75,12 @@ def _call_operator(call: Call, *, on_gpu: bool = False) -> Tensors:
     results = ()
     for part in call.split(one_dtype=True):
         source = portable.for_kernel(part, part.angles[0], on_gpu=on_gpu)
-        op_args, op_norm = build_op_args(source, part.spec), build_op_norm(part)
-        others = op_args.angle_inputs if op_norm is None else op_args.angle_inputs + op_norm.weights
-        if op.is_unseen(part.arrays + (part.out or ()) + others):
-            results += op.run_kernel(part.out, part.arrays, op_args, op_norm)
-        elif op_norm is not None and part.out is not None:
-            op.run_kernel(part.out, part.arrays, op_args, op_norm)
-        elif op_norm is not None:
-            results += norm.apply_op(part.arrays, op_args, op_norm)
-        elif part.out is not None:
-            op.rotate_out(part.out, part.arrays, *op_args)
+        op_args, weights = build_op_args(source, part.spec), _given_weights(part)
+        tensors = *part.arrays, *op_args.angle_inputs, *weights
+        if part.out is not None or op.is_unseen(tensors):
+            results += op.run_kernel(part.out, part.arrays, op_args, weights)
         else:
-            results += op.apply_op(part.arrays, op_args)
+            results += op.apply_op(part.arrays, op_args, weights)
     return call.out or results
 
 
@@ -95,7 +89,7 @@ def _launch_at_once(call: Call) -> Tensors | None:
     arrays, out, slots = call.arrays, call.out, call.slots
     sources = [portable.for_kernel(call, source, on_gpu=True) for source in call.angles]
     op_args, *own = [build_op_args(source, call.spec) for source in sources]
-    k_args, op_norm = own[0] if own else None, build_op_norm(call)
+    k_args, weights = own[0] if own else None, _given_weights(call)
     is_one = k_args is None or (
         len(call.spec.axes.batch) < 2
         and arrays[0].dtype is arrays[1].dtype
@@ -104,14 +98,17 @@ def _launch_at_once(call: Call) -> Tensors | None:
     if slots is None:
         fits = is_one and op.is_unseen(arrays + (out or ()))
         run = op.run_kernel
-        return run(out, arrays, op_args, op_norm, gpu.OfK(k_args)) if fits else None
+        return run(out, arrays, op_args, weights, gpu.OfK(k_args)) if fits else None
     out = allocate_result(arrays[0]) if out is None else out[0], slots.cache
     if is_one:
-        return op.run_kernel(out, arrays, op_args, op_norm, gpu.OfK(k_args, slots))
-    norms = [op_norm and op_norm._replace(weights=op_norm.weights[i : i + 1]) for i in (0, 1)]
-    (q,) = op.run_kernel(out[:1], arrays[:1], op_args, norms[0])
+        return op.run_kernel(out, arrays, op_args, weights, gpu.OfK(k_args, slots))
+    (q,) = op.run_kernel(out[:1], arrays[:1], op_args, weights[:1])
     of_k = gpu.OfK(None, slots)
-    return (q, *op.run_kernel(out[1:], arrays[1:], k_args or op_args, norms[1], of_k))
+    return (q, *op.run_kernel(out[1:], arrays[1:], k_args or op_args, weights[1:], of_k))
+
+
+def _given_weights(call: Call) -> Tensors:
+    return tuple([w for w in call.weights if w is not None])
 
 
 # --- reasons to decline --------------------------------------------------------------------------
@@ -162,8 +159,9 @@ def _decline_for_operator(call: Call, devices: Container[str], hardware: str) ->
         return "a derivative with respect to angles needs plain operations"
     if call.out is None:
         return None
-    if compiling or transformed or any(map(private.is_functional, call.out)):
-        return "a compiler or transform cannot follow out="
+    sees_operations = compiling or transformed or private.is_recorded()
+    if sees_operations or any(map(private.is_functional, call.out)):
+        return "a compiler, transform or mode that sees operations cannot follow out="
     if any(x.is_neg() or (x.stride(-1) != 1 and x.shape[-1] > 1) for x in call.out):
         return "the last axis of out is not contiguous, or holds negated numbers"
     return _decline_tensors(call.out, devices, hardware)

@@ -98,6 +98,11 @@ def has_dispatch_modes() -> bool:
     return _dispatch_modes is None or _dispatch_modes() > 0
 
 
+def is_recorded() -> bool:
+    """Return whether a dispatch mode or a trace sees operations, or may do so."""
+    return has_dispatch_modes() or _is_tracing is None or _is_tracing()
+
+
 def is_observed() -> bool:
     """Return whether a mode, transform or profiler sees or changes operations on tensors.
 

@@ -17,12 +17,11 @@ from rope_xp._core.tables import TableKey
 
 torch = pytest.importorskip("torch")
 
-ops = torch.ops.rope_xp
 pytestmark = pytest.mark.usefixtures("_by_kernels")
 
 
 @pytest.mark.parametrize("looked_up", [True, slow(False)])
-def test_operators_pass_the_checks_of_torch(looked_up):
+def test_operator_passes_the_checks_of_torch(looked_up):
     angles = (None, None, *RoPE().cos_sin(POSITIONS, 8), None, None)
     if looked_up:
         backend = importlib.import_module("rope_xp_backends.torch").BACKEND
@@ -30,10 +29,13 @@ def test_operators_pass_the_checks_of_torch(looked_up):
         angles = (POSITIONS, torch.rand(POSITIONS.shape), *digits, torch.rand(4))
     how = (*angles, None, "bshd", "half", 0, False)
     q, k = sample(2, 3, 5, 8).transpose(1, 2), sample(2, 5, 3, 8)[:, :, 1:]
-    out = [torch.empty_like(q), torch.empty_like(k)]
-    torch.library.opcheck(ops.rotate.default, (q, *how))
-    torch.library.opcheck(ops.rotate_pair.default, (q, k, *how))
-    torch.library.opcheck(ops.rotate_out.default, (out, [q, k], *how))
+    weights, no_norm = (torch.ones(8), torch.ones(8)), (None, 0.0, False)
+    for arguments in (
+        (q, None, None, None, *how, *no_norm),
+        (q, k, None, None, *how, *no_norm),
+        (q, k, *weights, *how, 1e-6, 1.0, False),
+    ):
+        torch.library.opcheck(torch.ops.rope_xp.rotate.default, arguments)
 
 
 def permuted(*axes):
@@ -121,7 +123,7 @@ def test_graphs_hold_the_operator_serve_all_lengths_and_run_where_kernels_fail(m
         expected = train(rotate, tokens)
         same(train(compiled, tokens), expected)
     assert len(graphs) == 4  # forward and backward, of one length and of all
-    assert all("rope_xp.rotate_pair.default" in graph for graph in graphs)
+    assert all("rope_xp.rotate.default" in graph for graph in graphs)
     monkeypatch.setitem(op.RUNS, "cpu", Mock(side_effect=PathUnavailable("not built")))
     monkeypatch.setattr(gpu.KERNELS, "get", Mock(side_effect=PathUnavailable))
     rope_xp.clear_caches()

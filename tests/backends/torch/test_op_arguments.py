@@ -15,8 +15,10 @@ LOW, POSITIONS = table(2048, 8), torch.arange(3)
 LOOKUP = {"positions": POSITIONS, "table": LOW, "table_2": LOW, "table_3": table(513, 8)}
 AXES = {"positions": torch.zeros(3, 2).long()}  # of two components
 NAMES = ("positions", "part", "table", "table_2", "table_3", "frequencies", "components")
-PLAIN = {"x": torch.ones(1, 3, 2, 8), **dict.fromkeys(NAMES), "axes": "bshd", "layout": "half"}
-PLAIN |= {"offset": 0, "inverse": False, "table": table(3, 4), "table_2": table(3, 4)}
+NAMES = ("x", "k", "q_weight", "k_weight", *NAMES)
+PLAIN = {**dict.fromkeys(NAMES), "axes": "bshd", "layout": "half", "offset": 0, "inverse": False}
+PLAIN |= {"eps": None, "weight_offset": 0.0, "over_slice": False}
+PLAIN |= {"x": torch.ones(1, 3, 2, 8), "table": table(3, 4), "table_2": table(3, 4)}
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +45,14 @@ def _operators():
         {**LOOKUP, "positions": torch.arange(7)},
         {**LOOKUP, "positions": torch.ones(3)},
         {**LOOKUP, "part": torch.ones(3)},
+        {**LOOKUP, "positions": None, "part": torch.ones(3), "frequencies": table(4)},
+        {**LOOKUP, "part": table(1, 3), "frequencies": table(4)},
+        {**LOOKUP, **AXES, "components": torch.zeros(3).int()},
+        {"k": torch.ones(1, 7, 2, 8)},
+        {"q_weight": table(8)},
+        {"eps": 1e-6, "q_weight": table(7)},
+        {"eps": 1e-6, "q_weight": table(8), "k": table(1, 3, 2, 8)},
+        {"eps": 1e-6, "q_weight": table(8), "k_weight": table(4), "k": table(1, 3, 2, 8)},
         {"table": table(3, 4).to("meta")},
     ],
     ids=lambda wrong: ", ".join(wrong),
@@ -59,13 +69,6 @@ def test_rotate_operator_refuses_components_beyond_those_of_positions(component)
     wrong = PLAIN | LOOKUP | AXES | {"components": torch.full((4,), component).int()}
     with pytest.raises(RopeError, match="components must be indices below 2"):
         torch.ops.rope_xp.rotate(*wrong.values())
-
-
-def test_rotate_out_operator_refuses_results_that_overlap_what_it_reads():
-    memory, (_, *rest) = torch.ones(1, 4, 2, 8), PLAIN.values()
-    with pytest.raises(RopeError, match="out overlaps x"):
-        torch.ops.rope_xp.rotate_out([memory[:, 1:]], [memory[:, :3]], *rest)
-    assert (memory == 1).all()
 
 
 @pytest.mark.parametrize("rows", [(), (2,)])

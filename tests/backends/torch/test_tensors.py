@@ -87,6 +87,17 @@ def test_exported_modules_hold_plain_operations_and_serve_all_lengths():
     same(program.module()(*arguments), HALF.apply(*arguments))
 
 
+@pytest.mark.parametrize("norm", [None, (torch.ones(16), 1e-6)])
+def test_a_trace_of_operations_sees_what_is_written_to_out(norm):
+    def write(x):
+        HALF.rotate(x, POSITIONS, out=x, norm=norm)
+        return x * 2
+
+    x, y = sample(1, 8, 4, 16), sample(1, 8, 4, 16)
+    same(make_fx(write)(x.clone())(x), write(y))
+    same(x, y)
+
+
 def test_apply_gives_meta_tensors_of_the_same_shape_for_meta_tensors():
     q, k = torch.empty(2, 9, 4, 16, device="meta"), torch.empty(2, 9, 2, 16, device="meta")
     for positions in (None, np.arange(9), torch.arange(9, device="meta")):
