@@ -42,20 +42,19 @@ def describe(x: torch.Tensor) -> Description:
 if native.MISSING is None:
     kinds = torch.Tensor, torch.nn.Parameter
     native.module.set_up_torch(*kinds, private.dlpack_exchange, describe)
-    if all(private.OBSERVERS):  # or it does not see what else sees operations
-        entry.set_up(
-            entry.TORCH,
-            torch.empty_like,
-            _allocate,
-            limit_threads,
-            allocate_result,
-            *private.OBSERVERS,
-            torch.is_grad_enabled,
-            torch.is_inference_mode_enabled,
-            torch.Tensor.is_neg,
-            private.increment_versions,
-            torch.autograd.forward_ad,
-        )
+    entry.set_up(
+        entry.TORCH,
+        torch.empty_like,
+        _allocate,
+        limit_threads,
+        allocate_result,
+        *private.OBSERVERS,
+        torch.is_grad_enabled,
+        torch.is_inference_mode_enabled,
+        torch.Tensor.is_neg,
+        private.increment_versions,
+        torch.autograd.forward_ad,
+    )
 
 
 def _decline(*_: Any) -> None:

@@ -139,7 +139,7 @@ class Torch(Backend):
         """Keep fake and functional tensors out of the cache."""
         if torch.compiler.is_compiling():
             return tables.tables_in_graph(table_key, like.device)
-        is_traced = private.has_dispatch_modes() or private.is_fake(like)
+        is_traced = private.count_dispatch_modes() or isinstance(like, private.FakeTensor)
         if (type(like) not in PLAIN and is_traced) or not private.can_make_plain_tensors():
             return put_tables(self, table_key, like.device)
         cached = tables.tables_on_device((table_key, like.device))

@@ -1,6 +1,6 @@
 """Private and experimental names of torch, resolved once: torch has no public ones for these.
 
-Where a version lacks a name, calls take the slow path.
+Where a version lacks a name, another value stands for it, by which calls take the slow path.
 """
 
 import pkgutil
@@ -14,33 +14,43 @@ import torch.autograd.forward_ad
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
-def _resolve(name: str, module: str = "torch") -> Any:
-    """Return the value of a dotted name in a module, None where this torch lacks it."""
+def _resolve(name: str, otherwise: Any = None, module: str = "torch") -> Any:
+    """Return the value of a dotted name in a module, or another where this torch lacks it."""
     try:
         return pkgutil.resolve_name(f"{module}:{name}")
     except (AttributeError, ImportError):
-        return None
+        return otherwise
 
 
-_forward_mode: Any = torch.autograd.forward_ad
-_transforms_active: Callable[[], bool] | None = _resolve("_C._are_functorch_transforms_active")
-_transforms: Callable[[], list[Any] | None] | None = _resolve("_C._functorch.get_interpreter_stack")
-_transform_type: Callable[[Any], Any] | None = _resolve("_C._functorch.CInterpreter.key")
-_grad_type: Any = _resolve("_C._functorch.TransformType.Grad")
-_vmap_type: Any = _resolve("_C._functorch.TransformType.Vmap")
-_dispatch_modes: Callable[[], int] | None = _resolve("_C._len_torch_dispatch_stack")
-_function_modes: Callable[[], int] | None = _resolve("_C._len_torch_function_stack")
-_function_mode_at: Callable[[int], object] | None = _resolve("_C._get_function_stack_at")
-_is_tracing: Callable[[], bool] | None = _resolve("_C._is_tracing")
-_is_profiled: Callable[[], bool] | None = _resolve("_C._autograd._profiler_enabled")
-_default_device: Any = _resolve("DeviceContext", "torch.utils._device")
-_without_transforms: Any = _resolve("_C._DisableFuncTorch")
-_without_modes: Any = _resolve("_disable_current_modes", "torch.utils._python_dispatch")
-_is_functional: Callable[[torch.Tensor], bool] | None = _resolve("_is_functional_tensor")
-_fake_tensor: Any = _resolve("_subclasses.FakeTensor")
+def _suspect(*_: Any) -> bool:
+    return True
+
+
+are_transforms_active: Callable[[], bool] = _resolve(
+    "_C._are_functorch_transforms_active", _suspect
+)
+"""Whether a transform of torch.func is active, or may be."""
+count_dispatch_modes: Callable[[], int] = _resolve("_C._len_torch_dispatch_stack", _suspect)
+is_functional: Callable[[torch.Tensor], bool] = _resolve("_is_functional_tensor", _suspect)
+"""Whether writes to a tensor are recorded, which only looks plain, or may be."""
+has_storage: Callable[[torch.Tensor], bool] = _resolve("_C._has_storage", lambda _: False)
+"""Whether a tensor surely has memory; those of batched gradients only look plain."""
+FakeTensor: Any = _resolve("_subclasses.FakeTensor", torch.Tensor)
+"""The class of tensors without memory; any tensor may be one where it is unknown."""
 dlpack_exchange: Any = _resolve("Tensor.__dlpack_c_exchange_api__")
 """A capsule of functions that read tensors, by DLPack."""
-_has_storage: Callable[[torch.Tensor], bool] | None = _resolve("_C._has_storage")
+_count_function_modes: Callable[[], int] = _resolve("_C._len_torch_function_stack", _suspect)
+_function_mode_at: Callable[[int], object] = _resolve("_C._get_function_stack_at", _suspect)
+_default_device: Any = _resolve("DeviceContext", None, "torch.utils._device")
+_is_tracing: Callable[[], bool] = _resolve("_C._is_tracing", _suspect)
+_is_profiled: Callable[[], bool] = _resolve("_C._autograd._profiler_enabled", _suspect)
+_transforms: Callable[[], Any] = _resolve("_C._functorch.get_interpreter_stack", lambda: [None])
+_transform_type: Callable[[Any], Any] = _resolve("_C._functorch.CInterpreter.key", _suspect)
+_reverse = [_resolve(f"_C._functorch.TransformType.{name}") for name in ("Grad", "Vmap")]
+_without_transforms: Any = _resolve("_C._DisableFuncTorch")
+_without_modes: Any = _resolve("_disable_current_modes", None, "torch.utils._python_dispatch")
+_raw_stream: Callable[[int], int] | None = _resolve("_C._cuda_getCurrentRawStream")
+"""None in builds for CPUs."""
 # Dynamo traces these since torch 2.8, as it has that tag.
 _traced = hasattr(torch.Tag, "needs_exact_strides")
 
@@ -50,57 +60,26 @@ def _increment_each(xs: Iterable[torch.Tensor]) -> None:
         torch.autograd.graph.increment_version(x)
 
 
-_tensor_type = str(torch.autograd.graph.increment_version.__annotations__.get("tensor"))
 increment_versions: Callable[[Iterable[torch.Tensor]], None] = _increment_each
 """Bump version counters after an in-place write, so that autograd notices it."""
-if "Iterable" in _tensor_type:  # older versions take one tensor
-    increment_versions = _resolve("_C._increment_version") or torch.autograd.graph.increment_version
-_raw_stream: Callable[[int], int] | None = _resolve("_C._cuda_getCurrentRawStream")
-"""None in builds for CPUs."""
-
-
-def are_transforms_active() -> bool:
-    """Return whether a transform of torch.func is active, or may be."""
-    return _transforms_active is None or _transforms_active()
+if "Iterable" in str(torch.autograd.graph.increment_version.__annotations__.get("tensor")):
+    increment_versions = _resolve("_C._increment_version", torch.autograd.graph.increment_version)
 
 
 def is_forward_mode() -> bool:
     """Return whether derivatives in forward mode are followed, or may be."""
-    level: int = getattr(_forward_mode, "_current_level", 0)
+    level: int = getattr(torch.autograd.forward_ad, "_current_level", 0)
     return level >= 0
 
 
 def are_transforms_reverse() -> bool:
     """Return whether all active transforms are gradients in reverse mode, and vmap."""
-    if _transforms is None or _transform_type is None:
-        return False
-    types = {_transform_type(level) for level in _transforms() or ()}
-    return types <= {_grad_type, _vmap_type}
-
-
-def has_storage(x: torch.Tensor) -> bool:
-    """Return whether a tensor surely has memory; those of batched gradients only look plain."""
-    return _has_storage is not None and _has_storage(x)
-
-
-def is_functional(x: torch.Tensor) -> bool:
-    """Return whether writes to a tensor are recorded, which only looks plain, or may be."""
-    return _is_functional is None or _is_functional(x)
-
-
-def is_fake(x: torch.Tensor) -> bool:
-    """Return whether a tensor has a shape and a device and no memory, or may have none."""
-    return _fake_tensor is None or isinstance(x, _fake_tensor)
-
-
-def has_dispatch_modes() -> bool:
-    """Return whether a dispatch mode is active, or may be."""
-    return _dispatch_modes is None or _dispatch_modes() > 0
+    return all(level and _transform_type(level) in _reverse for level in _transforms() or ())
 
 
 def is_recorded() -> bool:
     """Return whether a dispatch mode or a trace sees operations, or may do so."""
-    return has_dispatch_modes() or _is_tracing is None or _is_tracing()
+    return count_dispatch_modes() > 0 or _is_tracing()
 
 
 def is_observed() -> bool:
@@ -108,26 +87,22 @@ def is_observed() -> bool:
 
     A default device does not: nothing here makes a tensor without naming its device.
     """
-    # Each call takes as long as to read an attribute of a tensor.
-    if not (_function_modes and _function_mode_at and _is_tracing and _is_profiled):
-        return True
-    if _transforms_active is None or _dispatch_modes is None:
-        return True
-    modes = _function_modes()
+    modes = _count_function_modes()
     return bool(
-        (modes and any(type(_function_mode_at(i)) is not _default_device for i in range(modes)))
-        or _transforms_active()
-        or _dispatch_modes()
+        modes is True  # unknown
+        or any(type(_function_mode_at(i)) is not _default_device for i in range(modes))
+        or are_transforms_active()
+        or count_dispatch_modes()
         or _is_tracing()
         or _is_profiled()
-        or getattr(_forward_mode, "_current_level", 0) >= 0
+        or getattr(torch.autograd.forward_ad, "_current_level", 0) >= 0
     )
 
 
 OBSERVERS = (
-    _function_modes,
-    _transforms_active,
-    _dispatch_modes,
+    _count_function_modes,
+    are_transforms_active,
+    count_dispatch_modes,
     _is_tracing,
     _is_profiled,
     is_observed,
@@ -178,7 +153,7 @@ def can_make_plain_tensors() -> bool:
     """Return whether :func:`unobserved` leaves all transforms and modes."""
     if _without_transforms is not None and _without_modes is not None:
         return True
-    return not (are_transforms_active() or has_dispatch_modes())
+    return not (are_transforms_active() or count_dispatch_modes())
 
 
 def unobserved() -> AbstractContextManager[object]:
