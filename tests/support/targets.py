@@ -182,9 +182,9 @@ if INTERPRETED:
 def give_cpu_to_triton() -> None:
     """Have tensors of the CPU take the path of GPUs, for an interpreter or a stand-in to run."""
     from rope_xp_backends.torch import gpu as _gpu
-    from rope_xp_backends.torch import op
+    from rope_xp_backends.torch import library, op
 
-    _gpu.DEVICES.add("cpu")
+    library.DEVICES.add("cpu")
     op.RUNS["cpu"] = _gpu.rotate_on_gpu
 
 

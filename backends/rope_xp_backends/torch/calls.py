@@ -5,9 +5,13 @@ from typing import Any
 
 import torch
 from torch.compiler import is_dynamo_compiling
-from torch.overrides import has_torch_function
+from torch.overrides import handle_torch_function, has_torch_function
 
-from . import entry
+from . import entry, library
+from .library import PLAIN
+
+_PLAIN_FUNCTION = getattr(torch.Tensor.__torch_function__, "__func__", None)
+_PLAIN_DISPATCH: Any = getattr(torch.Tensor, "__torch_dispatch__", None)
 
 
 def rotate_by_rope(*call: Any) -> Any:
@@ -15,19 +19,7 @@ def rotate_by_rope(*call: Any) -> Any:
     if is_dynamo_compiling():
         return None
     results = entry.native_rotate_by_rope(*call)
-    if results is not None:
-        return results
-    if has_torch_function(call[1:3]):
-        return _override(rotate_by_rope, call, 1)
-    if _is_on_gpu(call[1]):
-        from . import gpu_calls
-
-        return gpu_calls.rotate_by_rope(*call)
-    if call[6] is None and torch.is_grad_enabled():
-        from . import recorded
-
-        results = recorded.rotate_by_rope(*call)
-    return _override(rotate_by_rope, call, 1) if results is None else results
+    return _rotate_otherwise(rotate_by_rope, call, 1) if results is None else results
 
 
 def rotate_by_tables(*call: Any) -> Any:
@@ -35,25 +27,40 @@ def rotate_by_tables(*call: Any) -> Any:
     if is_dynamo_compiling():
         return None
     results = entry.native_rotate_by_tables(*call)
-    if results is not None:
-        return results
-    if has_torch_function(call[4:6]):
-        return _override(rotate_by_tables, call, 4)
-    if _is_on_gpu(call[4]):
-        from . import gpu_calls
-
-        return gpu_calls.rotate_by_tables(*call)
-    if call[9] is None and torch.is_grad_enabled():
-        from . import recorded
-
-        results = recorded.rotate_by_tables(*call)
-    return _override(rotate_by_tables, call, 4) if results is None else results
+    return _rotate_otherwise(rotate_by_tables, call, 4) if results is None else results
 
 
-def _override(function: Callable[..., Any], call: tuple[Any, ...], place: int) -> Any:
-    from . import overrides
+def _rotate_otherwise(function: Callable[..., Any], call: tuple[Any, ...], place: int) -> Any:
+    """Run what the native module leaves of a function above. ``call`` has q and k at ``place``."""
+    arrays = call[place : place + 2]
+    if not has_torch_function(arrays):
+        if arrays[0].device.type in library.DEVICES:
+            from . import gpu_calls  # for what a CPU does not need
 
-    return overrides.run(function, call, place)
+            return getattr(gpu_calls, function.__name__)(*call)
+        if call[place + 5] is None and torch.is_grad_enabled():
+            from . import recorded
+
+            results = getattr(recorded, function.__name__)(*call)
+            if results is not None:
+                return results
+    # As for functions of torch.nn.functional, modes that override functions, and classes derived
+    # from tensors, see one function in place of each operation within.
+    if not all(x is None or _is_transparent(type(x)) for x in arrays):
+        return None
+    if has_torch_function(arrays):
+        return handle_torch_function(function, arrays, *call)
+    if all(x is None or type(x) in PLAIN for x in arrays):
+        return None
+    plain = [x if type(x) in PLAIN or x is None else x.as_subclass(torch.Tensor) for x in arrays]
+    return function(*call[:place], *plain, *call[place + 2 :])
+
+
+def _is_transparent(cls: type) -> bool:
+    """Return whether results of a class are those of its numbers."""
+    function = getattr(getattr(cls, "__torch_function__", None), "__func__", None)
+    dispatch = getattr(cls, "__torch_dispatch__", None)
+    return cls in PLAIN or (function is _PLAIN_FUNCTION and dispatch is _PLAIN_DISPATCH)
 
 
 def look_up_angles(*call: Any) -> Any:
@@ -90,9 +97,3 @@ def rotate_by_product(*call: Any) -> Any:
     from . import learned
 
     return learned.rotate_by_product(*call[:-1])
-
-
-def _is_on_gpu(x: torch.Tensor) -> bool:
-    from . import gpu  # for what a CPU does not need
-
-    return x.device.type in gpu.DEVICES

@@ -61,11 +61,8 @@ def _decline(*_: Any) -> None:
     """Leave a call to the slow path."""
 
 
-native_rotate_by_rope = native_rotate_by_tables = native_look_up_angles = _decline
-native_multiply_angles = native_accumulate_angles = _decline
-if native.MISSING is None:
-    native_rotate_by_rope = native.module.rotate_by_rope
-    native_rotate_by_tables = native.module.rotate_by_tables
-    native_look_up_angles = native.module.look_up_angles
-    native_multiply_angles = native.module.multiply_angles
-    native_accumulate_angles = native.module.accumulate_angles
+native_rotate_by_rope = getattr(native.module, "rotate_by_rope", _decline)
+native_rotate_by_tables = getattr(native.module, "rotate_by_tables", _decline)
+native_look_up_angles = getattr(native.module, "look_up_angles", _decline)
+native_multiply_angles = getattr(native.module, "multiply_angles", _decline)
+native_accumulate_angles = getattr(native.module, "accumulate_angles", _decline)

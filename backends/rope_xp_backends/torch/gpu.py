@@ -30,9 +30,6 @@ from .library import NAMES, Tensors
 from .op_args import OpArgs
 from .results import allocate_result, bump_versions
 
-DEVICES = {"cuda"}
-"""Device types with this kernel. ROCm's is called cuda too."""
-
 _NARROW = (torch.float16, torch.bfloat16)
 
 RunKernel: TypeAlias = Callable[..., None]

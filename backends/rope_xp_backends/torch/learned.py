@@ -61,8 +61,8 @@ def rotate_by_product(
         d_p: Tensors = ()
         if learns:
             by_row = [(d_angles * row).sum((-1, -2)) for row in f.reshape(len(f), -1, f.shape[-1])]
-            d_p = torch.stack([d.sum_to_size(p.shape[1:]) for d in by_row]).to(p.dtype)
-            d_p = (d_p.reshape(positions.shape),)
+            summed = torch.stack([d.sum_to_size(p.shape[1:]) for d in by_row]).to(p.dtype)
+            d_p = (summed.reshape(positions.shape),)
         return *d_arrays, d_f.reshape(shape).to(f.dtype), *d_p
 
     inputs = (*arrays, frequencies, positions) if learns else (*arrays, frequencies)

@@ -18,6 +18,8 @@ NAMES = {getattr(torch, name): name for name in (*FLOATS, *INTEGERS)}
 Tensors: TypeAlias = tuple[torch.Tensor, ...]
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 """Tensor classes without behaviour of their own."""
+DEVICES = {"cuda"}
+"""Device types with a kernel for GPUs. ROCm's is called cuda too."""
 
 
 def is_plain(x: torch.Tensor) -> bool:

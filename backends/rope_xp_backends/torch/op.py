@@ -10,6 +10,7 @@ import string
 from collections.abc import Callable
 from typing import Any
 
+import array_api_compat.torch as xp
 import torch
 
 from rope_xp._core.call import Call
@@ -21,7 +22,6 @@ from . import derivative, private
 from .cpu import rotate_on_cpu
 from .gpu import NOTHING_OF_K, OfK, rotate_on_gpu
 from .library import Tensors, Torch, is_plain
-from .namespace import xp
 from .op_args import N_TENSORS, OpArgs, check_arguments, check_devices
 from .recorded import RotateBack, record, record_norm
 from .results import allocate_result, empty_result

@@ -9,7 +9,7 @@ from rope_xp._core.path import Path
 from rope_xp._rotation import portable
 from rope_xp_backends.cpu import native
 
-from . import gpu, op, private
+from . import gpu, library, op, private
 from .library import PLAIN, Tensors
 from .op_args import build_op_args
 from .results import allocate_result
@@ -28,7 +28,7 @@ class Triton(Path):
     normalizes = takes_slots = True
 
     def decline_reason(self, call: Call, *, forced: bool) -> str | None:
-        device = gpu.DEVICES, "GPUs of CUDA and ROCm"
+        device = library.DEVICES, "GPUs of CUDA and ROCm"
         return (
             _decline_tensors(call.arrays, *device)
             or gpu.KERNELS.decline_reason()

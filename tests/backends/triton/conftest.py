@@ -29,12 +29,12 @@ def _by_the_kernel():
 @pytest.fixture
 def compile_by(monkeypatch):
     """Set the function from a kernel's key to its launch, for calls with tensors of the CPU."""
-    from rope_xp_backends.torch import entry, gpu, op  # they need torch
+    from rope_xp_backends.torch import entry, gpu, library, op  # they need torch
 
     def replace(compile_kernel):
         monkeypatch.setattr(gpu, "KERNELS", Kernels("triton", lambda: compile_kernel))
         monkeypatch.setitem(op.RUNS, "cpu", gpu.rotate_on_gpu)
-        monkeypatch.setattr(gpu, "DEVICES", {"cpu"})
+        monkeypatch.setattr(library, "DEVICES", {"cpu"})
         for name in ("rotate_by_rope", "rotate_by_tables"):  # which take tensors of the CPU first
             monkeypatch.setattr(entry, f"native_{name}", lambda *_: None)
 

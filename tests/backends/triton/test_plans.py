@@ -17,7 +17,7 @@ from rope_xp._dispatch.kernels import Kernels
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
-from rope_xp_backends.torch import gpu  # noqa: E402  # they need torch
+from rope_xp_backends.torch import gpu, library  # noqa: E402  # they need torch
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402  # it needs torch
 
 X, WEIGHT = torch.ones(5, 2, 8), torch.ones(8)
@@ -29,7 +29,7 @@ def reason(q=X, k=X, **options):
 
 def test_explain_says_why_triton_declines_devices_heads_and_packages(monkeypatch):
     assert reason() == "its kernels are for GPUs of CUDA and ROCm, and a tensor is on cpu"
-    monkeypatch.setattr(gpu, "DEVICES", {"cpu"})
+    monkeypatch.setattr(library, "DEVICES", {"cpu"})
     assert rope_xp.explain(X, X).path == "triton"
     wide = torch.ones(5, 2, 4096)
     assert "4096 components is 16384 bytes long" in reason(wide, wide)
@@ -59,7 +59,7 @@ NORMS = [
 
 @pytest.mark.parametrize(("norm", "options", "expected"), NORMS)
 def test_explain_says_which_norms_triton_declines(norm, options, expected, monkeypatch):
-    monkeypatch.setattr(gpu, "DEVICES", {"cpu"})
+    monkeypatch.setattr(library, "DEVICES", {"cpu"})
     got = reason(norm=norm, **options)
     assert (got is None) if expected is None else (expected in got)
 
