@@ -21,18 +21,6 @@ def sample(shape, positions=None, dtype=np.float64):
     return [x.astype(dtype) for x in (q, k, positions, frequencies)]
 
 
-def differentiate(function, arrays, dtype=None):
-    leaves = [importlib.import_module("torch").from_numpy(x).to(dtype) for x in arrays]
-    for x in leaves:
-        x.requires_grad_()
-    function(*leaves).backward()
-    return [x.grad.double() for x in leaves]
-
-
-def loss(*arrays):
-    return sum((y * y.cos()).sum() for y in apply_frequencies(*arrays))
-
-
 @pytest.mark.parametrize("shape", [slow((2,)), slow((2, 2)), (2, 2, 2)])
 def test_gradients_of_torch_equal_differences_for_all_arguments(shape):
     torch = pytest.importorskip("torch")
@@ -52,12 +40,43 @@ def test_gradients_of_jax_equal_differences_for_all_arguments(order, modes):
         check(jax.jit(apply_frequencies), arrays, order=order, modes=modes)
 
 
+def differentiate(function, arrays, order=1, dtype=None):
+    torch = importlib.import_module("torch")
+    leaves = [torch.from_numpy(x).to(dtype).requires_grad_() for x in arrays]
+    total = function(*leaves)
+    if order == 2:
+        first = torch.autograd.grad(total, leaves, create_graph=True)
+        total = sum(x.square().sum() for x in first)
+    gradients = torch.autograd.grad(total, leaves, allow_unused=True)
+    return [torch.zeros(()) if x is None else x.double() for x in gradients]
+
+
+def loss(*arrays, layout="half", used=slice(None)):
+    return sum((y * y.cos()).sum() for y in apply_frequencies(*arrays, layout=layout)[used])
+
+
+@pytest.mark.parametrize(
+    ("options", "shape", "order"),
+    [
+        ({}, (2, 2), 1),
+        ({"layout": "interleaved"}, (2,), 1),
+        ({"layout": "interleaved_to_half"}, (2, 2, 2), 1),
+        ({"used": slice(1)}, (2, 2), 1),
+        ({"used": slice(1, 2)}, (2,), 1),
+        ({}, (2, 2, 2), 2),
+    ],
+)
 @pytest.mark.parametrize("compiles", [False, slow(True)])
-def test_gradients_of_float32_far_out_equal_those_of_float64(compiles):
+def test_gradients_of_float32_far_out_equal_those_of_float64(options, shape, order, compiles):
     """The derivative with respect to a frequency is a position: it has to be as exact."""
     torch = pytest.importorskip("torch")
-    function = torch.compile(loss, fullgraph=True, backend="aot_eager") if compiles else loss
-    arrays = sample((2, 2), [1_000_000, 999_983], np.float32)
-    wide = differentiate(loss, arrays, torch.float64)
-    for narrow, exact in zip(differentiate(function, arrays), wide, strict=True):
+    function = partial(loss, **options)
+    far = [1_000_000, 999_983]
+    arrays = sample(shape, [far, far[::-1]] if len(shape) == 3 else far, np.float32)
+    wide = differentiate(function, arrays, order, torch.float64)
+    if compiles:
+        if order == 2:
+            pytest.skip("torch.compile has no second derivatives")
+        function = torch.compile(function, fullgraph=True, backend="aot_eager")
+    for narrow, exact in zip(differentiate(function, arrays, order), wide, strict=True):
         torch.testing.assert_close(narrow, exact, rtol=1e-5, atol=1e-5 * exact.abs().max().item())

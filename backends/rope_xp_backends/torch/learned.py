@@ -1,11 +1,9 @@
 """Derivatives of what is learned: products of positions and frequencies, and steps of angles.
 
-For a product, the derivative of a pair by its angle is the pair a quarter turn on, so that of an
-angle is
+A rotation keeps areas, so the derivative of an angle is that of a turn of the pair (x1, x2) by
+itself, given the gradient (d1, d2) that is rotated back:
 
-    sum over heads of dy2 y1 - dy1 y2
-
-for the rotated pair (y1, y2) and its gradient.
+    sum over heads of x1 d2 - x2 d1
 """
 
 from typing import Any
@@ -13,9 +11,9 @@ from typing import Any
 import torch
 
 from rope_xp._arguments.axes import parse_axes
-from rope_xp._core.call import CosSin, RotationSpec
-from rope_xp._dispatch import choose, find
-from rope_xp._dispatch.how import GIVEN_COLUMNS, ONE, TRANSPOSED, builders
+from rope_xp._core.call import Axes
+from rope_xp._dispatch import choose
+from rope_xp._dispatch.how import GIVEN_COLUMNS, builders
 
 from . import entry, recorded
 from .library import PLAIN, Tensors
@@ -25,49 +23,46 @@ def rotate_by_product(
     q: Any, k: Any, positions: Any, frequencies: Any, layout: Any, axes: Any
 ) -> Tensors | None:
     """Rotate by a product of which a factor is learned; None to leave that to plain operations."""
-    arrays = q, k
     if not all(type(x) in PLAIN for x in (q, k, frequencies)) or q.dtype is not k.dtype:
         return None
+    slice_ = layout, 0, 0, 0
     with torch.no_grad():
         table = entry.native_multiply_angles(positions, frequencies, q, axes)
         if table is None:
             return None
         tables = tuple(torch.chunk(table, 2, -1))
-        rotate = entry.native_rotate_by_tables
-        results = rotate(layout, 0, 0, 0, q, k, *tables, axes, None, None, None, None, 0)
+        call = *slice_, q, k, *tables, axes, None, None, None, None, 0
+        results = entry.native_rotate_by_tables(*call)
     if results is None:
         return None
-    is_tensor = type(positions) in PLAIN
-    learns = is_tensor and positions.requires_grad
-    spec = RotationSpec(parse_axes(axes, q.ndim, "q"), layout, 2 * tables[0].shape[-1], 0, False)
+    where = parse_axes(axes, q.ndim, "q")
+    learns = type(positions) in PLAIN and positions.requires_grad
     # A copy of what the caller may overwrite.
     places = positions if learns else torch.as_tensor(positions).detach().clone()
-    count = frequencies.shape[0] if frequencies.ndim == 3 else 0
-    shape = frequencies.shape
 
     def differentiate(grads: recorded.Grads, saved: Tensors) -> recorded.Grads:
         cos, sin, *operands, p, f = saved
         inputs = (*operands, f, p) if learns else (*operands, f)
-        if all(grad is None for grad in grads):
+        used = [i for i, grad in enumerate(grads) if grad is not None]
+        if not used:
             return (None,) * len(inputs)
+        d_ys: Any = tuple([grads[i] for i in used])
         if torch.is_grad_enabled():  # to be differentiated once more
-            return _differentiate_plainly(grads, (*operands, p, f), inputs, spec)
-        p, f = (p, f) if count else (p[None], f[None])
-        p = p[..., None] if p.ndim == 1 else p
-        d_arrays, d_angles = _differentiate(grads, tuple(operands), CosSin(cos, sin), spec, f)
-        rows = range(d_angles.ndim - 2)
-        p_rows = p.to(d_angles.dtype)[..., None, None]
-        d_f = torch.stack([(row * d_angles).sum(tuple(rows)) for row in p_rows])
-        d_p: Tensors = ()
-        if learns:
-            by_row = [(d_angles * row).sum((-1, -2)) for row in f.reshape(len(f), -1, f.shape[-1])]
-            summed = torch.stack([d.sum_to_size(p.shape[1:]) for d in by_row]).to(p.dtype)
-            d_p = (summed.reshape(positions.shape),)
-        return *d_arrays, d_f.reshape(shape).to(f.dtype), *d_p
+            call = builders["apply_frequencies"](*operands, p, f, layout, where.names)
+            results = choose.run(call)
+            options = {"create_graph": True, "allow_unused": True}
+            return torch.autograd.grad([results[i] for i in used], inputs, d_ys, **options)
+        rotated = recorded.transpose_tables(slice_, d_ys, (cos, sin), where.names, GIVEN_COLUMNS)
+        d_xs: dict[int, torch.Tensor] = dict(zip(used, rotated, strict=True))
+        heads = f.shape[-2] if f.ndim > 1 else 1
+        d_angles: Any = sum(
+            _turn(operands[i], d_x, cos.shape[-1], layout, where, heads) for i, d_x in d_xs.items()
+        )
+        d_p, d_f = _differentiate_product(p, f, d_angles, learns)
+        return d_xs.get(0), d_xs.get(1), d_f, *d_p
 
-    inputs = (*arrays, frequencies, positions) if learns else (*arrays, frequencies)
-    saved = *tables, *arrays, places, frequencies
-    return recorded.record_as(results, differentiate, saved, inputs)
+    inputs = (q, k, frequencies, positions) if learns else (q, k, frequencies)
+    return recorded.record_as(results, differentiate, (*tables, q, k, places, frequencies), inputs)
 
 
 def accumulate_angles(
@@ -90,62 +85,36 @@ def accumulate_angles(
     return (angles, *state) if return_state else angles
 
 
-def _rotate(x: torch.Tensor, source: CosSin, spec: RotationSpec, flags: int) -> torch.Tensor:
-    slice_ = spec.layout, spec.rotary_dim, spec.rotary_offset, 0
-    flags |= ONE | GIVEN_COLUMNS
-    tables = source.cos, source.sin
-    call = *slice_, x, None, *tables, spec.axes.names, None, None, None, None, flags
-    result: torch.Tensor | None = find.require_backend(x, "x").rotate_by_tables(*call)
-    if result is not None:
-        return result
-    build = builders["rotate_by_tables"]
-    rotated: torch.Tensor
-    (rotated,) = choose.run(build(slice_, (x,), tables, spec.axes.names, None, None, flags))
-    return rotated
+def _turn(
+    x: torch.Tensor, d_x: torch.Tensor, pairs: int, layout: str, axes: Axes, heads: int
+) -> torch.Tensor:
+    """Return the gradient of angles, (batch..., tokens, heads, r/2)."""
+    dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
+    halves = []
+    for t in (x, d_x):
+        y = t[..., : 2 * pairs].to(dtype)
+        halves += (
+            [y[..., :pairs], y[..., pairs:]] if layout == "half" else [y[..., ::2], y[..., 1::2]]
+        )
+    x1, x2, d1, d2 = halves
+    order = (*axes.batch_tokens, *(() if axes.heads is None else (axes.heads,)), x.ndim - 1)
+    turned = (x1 * d2 - x2 * d1).permute(order)
+    rows = turned.shape[: len(axes.batch_tokens)]
+    return turned.reshape(*rows, heads, -1, pairs).sum(-2)
 
 
-def _differentiate(
-    grads: recorded.Grads, arrays: Tensors, source: CosSin, spec: RotationSpec, f: torch.Tensor
-) -> tuple[list[torch.Tensor | None], torch.Tensor]:
-    """Return gradients of arrays, and that of angles, (batch..., tokens, heads, r/2)."""
-    dtype = torch.float64 if arrays[0].dtype is torch.float64 else torch.float32
-    axes, heads = spec.axes, f.shape[-2] if f.ndim == 3 else 1
-    order = (*axes.batch_tokens, *(() if axes.heads is None else (axes.heads,)), -1)
-    d_arrays: list[torch.Tensor | None] = []
-    d_angles = torch.zeros((), dtype=dtype, device=arrays[0].device)
-    for x, d_y in zip(arrays, grads, strict=True):
-        if d_y is None:
-            d_arrays.append(None)
-            continue
-        d_arrays.append(_rotate(d_y, source, spec, TRANSPOSED))
-        y1, y2 = _split_pairs(_rotate(x, source, spec, 0), spec, dtype)
-        d1, d2 = _split_pairs(d_y, spec, dtype)
-        turned = (d2 * y1 - d1 * y2).permute([i % x.ndim for i in order])
-        rows = turned.shape[: len(axes.batch_tokens)]
-        d_angles = d_angles + turned.reshape(*rows, heads, -1, turned.shape[-1]).sum(-2)
-    return d_arrays, d_angles
-
-
-def _split_pairs(x: torch.Tensor, spec: RotationSpec, dtype: torch.dtype) -> list[torch.Tensor]:
-    """Return first and second components of pairs as a rotation writes them."""
-    part = x[..., : spec.rotary_dim].to(dtype)
-    if spec.layout == "interleaved":
-        return [part[..., 0::2], part[..., 1::2]]
-    return [*torch.chunk(part, 2, -1)]
-
-
-def _differentiate_plainly(
-    grads: recorded.Grads, arguments: Tensors, inputs: Tensors, spec: RotationSpec
-) -> recorded.Grads:
-    """Return gradients that have derivatives, by operations that have them."""
-    q, k, p, f = arguments
-    results = choose.run(builders["apply_frequencies"](q, k, p, f, spec.layout, spec.axes.names))
-    pairs = [(y, g) for y, g in zip(results, grads, strict=True) if g is not None]
-    found: recorded.Grads = torch.autograd.grad(
-        [y for y, _ in pairs],
-        inputs,
-        [g for _, g in pairs],
-        create_graph=True,
-        allow_unused=True,
-    )
-    return found
+def _differentiate_product(
+    p: torch.Tensor, f: torch.Tensor, d_angles: torch.Tensor, learns: bool
+) -> tuple[Tensors, torch.Tensor]:
+    """Return the gradients of positions, if they learn, and of frequencies."""
+    by_component = f.ndim == 3
+    rows = p if by_component else p[None]
+    rows = rows[..., None] if rows.ndim == 1 else rows
+    summed = tuple(range(d_angles.ndim - 2))
+    wide = rows.to(d_angles.dtype)[..., None, None]
+    d_f = torch.stack([(row * d_angles).sum(summed) for row in wide]).reshape(f.shape).to(f.dtype)
+    if not learns:
+        return (), d_f
+    by_row = [(d_angles * row).sum((-1, -2)) for row in (f if by_component else f[None])]
+    d_p = torch.stack([d.sum_to_size(rows.shape[1:]) for d in by_row])
+    return (d_p.reshape(p.shape).to(p.dtype),), d_f
