@@ -188,7 +188,7 @@ def _load_launch(planned: TritonPlan, arrays: Tensors, op_args: OpArgs) -> Trito
     return TritonLaunch(kernel, planned, op_args.components is not None)
 
 
-def are_read(tables: tuple[Any, Any], x: torch.Tensor) -> bool:
+def are_read(tables: tuple[Any, ...], x: torch.Tensor) -> bool:
     """Return whether a kernel reads cos and sin for x in their dtype, and no gradient is lost."""
     kinds = {torch.float64} if x.dtype is torch.float64 else {torch.float32, *_NARROW}
     return (

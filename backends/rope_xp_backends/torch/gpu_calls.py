@@ -6,8 +6,9 @@ may overlap, are left to the slow path.
 """
 
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import replace
+from functools import partial
 from operator import is_
 from typing import Any, NamedTuple
 
@@ -59,56 +60,51 @@ class Signature(NamedTuple):
 
 def rotate_by_rope(*call: Any) -> Any:
     """See :meth:`rope_xp.backend.Backend.rotate_by_rope`."""
-    rope, q, k, positions, k_positions, axes, out, norm, slots, cache_axes, how = call
+    positions, k_positions = call[3:5]
     given = tuple([p for p in (positions, k_positions) if p is not None])
     integral = all(type(p) is torch.Tensor and p.dtype in _INTEGERS for p in given)
     if not integral or (k_positions is not None and positions is None):
         return None
-    arrays = (q,) if how & ONE else (q, k)
-    options = rope, axes, cache_axes, how
-    signature = _sign(options, arrays, given, out, norm, slots, how)
-    if signature is None:
-        return None
-
-    def parse_call(out: Any) -> Call:
-        build = builders["rotate_by_rope"]
-        return build(rope, arrays, positions, axes, out, read_norm(norm), how, k_positions)
-
-    def rotate_back(grads: Tensors, saved: Tensors) -> Tensors:
-        return recorded.transpose_rope(rope, grads, saved, axes, how)
-
-    return _run(signature, _with_slots(parse_call, out, slots, cache_axes), rotate_back, how)
+    return _rotate(call[:1], call[1:], (positions, k_positions), given)
 
 
 def rotate_by_tables(*call: Any) -> Any:
     """See :meth:`rope_xp.backend.Backend.rotate_by_tables`."""
-    slice_, (q, k, cos, sin, axes, out, norm, slots, cache_axes, how) = call[:4], call[4:]
-    arrays = (q,) if how & ONE else (q, k)
-    inputs = cos, sin
-    if not gpu.are_read(inputs, q):
+    if not gpu.are_read(call[6:8], call[4]):
         return None
-    inputs = tuple([one_per_pair(t, COLUMN_FORMS[slice_[3]]) for t in inputs])
-    options = *slice_, type(slice_[2]) is int, axes, cache_axes, how
-    signature = _sign(options, arrays, inputs, out, norm, slots, how)
+    inputs = tuple([one_per_pair(t, COLUMN_FORMS[call[3]]) for t in call[6:8]])
+    return _rotate(call[:4], call[4:], inputs, inputs)
+
+
+def _rotate(
+    head: tuple[Any, ...], rest: tuple[Any, ...], angles: Any, angle_inputs: Tensors
+) -> Any:
+    """Launch as for an earlier call, or run the slow path and keep its launch."""
+    q, k, _, _, axes, out, norm, slots, cache_axes, how = rest
+    arrays, norm = (q,) if how & ONE else (q, k), read_norm(norm)
+    options = *head, *map(type, head[2:3]), axes, cache_axes, how  # True is no offset
+    signature = _sign(options, arrays, angle_inputs, out, norm, slots, how)
     if signature is None:
         return None
-
-    def parse_call(out: Any) -> Call:
-        build = builders["rotate_by_tables"]
-        return build(slice_, arrays, inputs, axes, out, read_norm(norm), how)
-
-    def rotate_back(grads: Tensors, saved: Tensors) -> Tensors:
-        return recorded.transpose_tables(slice_, grads, saved, axes, how)
-
-    return _run(signature, _with_slots(parse_call, out, slots, cache_axes), rotate_back, how)
-
-
-def _with_slots(
-    parse_call: Callable[[Any], Call], out: Any, slots: Any, cache_axes: Any
-) -> Callable[[], Call]:
-    if slots is None:
-        return lambda: parse_call(out)
-    return lambda: builders["add_slots"](parse_call(None), slots, cache_axes, out)
+    try:
+        cached = CALLS.get(signature.key)
+    except TypeError:  # an option without a hash, for which the slow path raises
+        return None
+    results = None if cached is None else _launch(cached, signature)
+    if results is None:
+        given = out if slots is None else None
+        call = recorded.build_call(head, arrays, angles, axes, given, norm, how)
+        if slots is not None:
+            call = builders["add_slots"](call, slots, cache_axes, out)
+        path, results = choose.run_on_path(call)
+        if path is not None and path.name == "triton":
+            _keep_launch(call, signature, results)
+    elif signature.saved is not None:
+        back = partial(recorded.transpose, head, axes, how)
+        results = recorded.record(results, back, signature.saved, arrays)
+    if slots is not None:
+        return results[0], out[1]  # the cache, of which there is a view
+    return results[0] if how & ONE else results
 
 
 def _sign(
@@ -122,8 +118,8 @@ def _sign(
 ) -> Signature | None:
     """Return the signature of a call, None where the slow path has to look."""
     x, weights, outs = arrays[0], (), (out,) if how & ONE and out is not None else out
-    norm = read_norm(norm)
-    if not (_fit_results(outs, slots, len(arrays)) and _fits_norm(norm)):
+    fits_norm = norm is None or (type(norm) is QKNorm and not norm.round_between)
+    if not (_fit_results(outs, slots, len(arrays)) and fits_norm):
         return None
     if private.is_observed() or private.is_capturing(x.device):
         return None
@@ -137,7 +133,9 @@ def _sign(
             return None
     written = tuple([y for y in outs or () if y is not None])
     read = arrays + written + weights + angle_inputs + (() if slots is None else (slots,))
-    if not _can_read_all(read, written, x.device, recorded=saved is not None):
+    if any(y.is_inference() for y in written) and not torch.is_inference_mode_enabled():
+        return None
+    if not all(_can_read(t, x.device, recorded=saved is not None) for t in read):
         return None
     in_place = outs and tuple(map(is_, arrays, outs))
     key: list[Hashable] = [*options, choice.name, in_place, saved is None, slots is None]
@@ -164,45 +162,11 @@ def _fit_results(outs: Any, slots: Any, count: int) -> bool:
     return outs[0] is not None if slots is None else type(slots) is torch.Tensor
 
 
-def _fits_norm(norm: Any) -> bool:
-    return norm is None or (type(norm) is QKNorm and not norm.round_between)
-
-
-def _can_read_all(read: Tensors, written: Tensors, device: torch.device, *, recorded: bool) -> bool:
-    if any(y.is_inference() for y in written) and not torch.is_inference_mode_enabled():
-        return False
-    return all(_can_read(x, device, recorded=recorded) for x in read)
-
-
 def _can_read(x: torch.Tensor, device: torch.device, *, recorded: bool) -> bool:
     """Return whether a kernel reads a tensor, and no gradient is lost."""
     # A functional tensor looks plain, and has no memory.
     is_here = is_plain(x) and x.device == device and x.data_ptr() != 0
     return is_here and (recorded or not (x.requires_grad and torch.is_grad_enabled()))
-
-
-def _run(
-    signature: Signature,
-    parse_call: Callable[[], Call],
-    rotate_back: recorded.RotateBack,
-    how: int,
-) -> Any:
-    """Launch as for an earlier call, or run the slow path and keep its launch."""
-    try:
-        cached = CALLS.get(signature.key)
-    except TypeError:  # an option without a hash, for which the slow path raises
-        return None
-    results = None if cached is None else _launch(cached, signature)
-    if results is None:
-        call = parse_call()
-        path, results = choose.run_on_path(call)
-        if path is not None and path.name == "triton":
-            _keep_launch(call, signature, results)
-    elif signature.saved is not None:
-        results = recorded.record(results, rotate_back, signature.saved, signature.arrays)
-    if signature.slots is not None:
-        return results[0], signature.out[1]  # type: ignore[index]  # the cache, of which there is a view
-    return results[0] if how & ONE else results
 
 
 def _launch(cached: CachedLaunch, signature: Signature) -> Tensors | None:

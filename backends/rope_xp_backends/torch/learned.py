@@ -52,7 +52,7 @@ def rotate_by_product(
             results = choose.run(call)
             options = {"create_graph": True, "allow_unused": True}
             return torch.autograd.grad([results[i] for i in used], inputs, d_ys, **options)
-        rotated = recorded.transpose_tables(slice_, d_ys, (cos, sin), where.names, GIVEN_COLUMNS)
+        rotated = recorded.transpose(slice_, where.names, GIVEN_COLUMNS, d_ys, (cos, sin))
         d_xs: dict[int, torch.Tensor] = dict(zip(used, rotated, strict=True))
         heads = f.shape[-2] if f.ndim > 1 else 1
         d_angles: Any = sum(
@@ -62,7 +62,8 @@ def rotate_by_product(
         return d_xs.get(0), d_xs.get(1), d_f, *d_p
 
     inputs = (q, k, frequencies, positions) if learns else (q, k, frequencies)
-    return recorded.record_as(results, differentiate, (*tables, q, k, places, frequencies), inputs)
+    saved = *tables, q, k, places, frequencies
+    return tuple(recorded.Record.apply(results, differentiate, saved, *inputs))
 
 
 def accumulate_angles(
@@ -81,7 +82,7 @@ def accumulate_angles(
         return (None if grad is None else grad.flip(axis).cumsum(axis).flip(axis),)
 
     angles, *state = summed if return_state else (summed,)
-    (angles,) = recorded.record_as((angles,), differentiate, (), (steps,))
+    (angles,) = recorded.Record.apply((angles,), differentiate, (), steps)
     return (angles, *state) if return_state else angles
 
 

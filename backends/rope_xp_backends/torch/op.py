@@ -23,7 +23,7 @@ from .cpu import rotate_on_cpu
 from .gpu import NOTHING_OF_K, OfK, rotate_on_gpu
 from .library import Tensors, Torch, is_plain
 from .op_args import N_TENSORS, OpArgs, check_arguments, check_devices
-from .recorded import RotateBack, record, record_norm
+from .recorded import RotateBack, record
 from .results import allocate_result, empty_result
 
 # Optional tensors and no lists of them, which the older vmap behind is_grads_batched cannot take.
@@ -54,10 +54,8 @@ def apply_op(arrays: Tensors, op_args: OpArgs, weights: Tensors = ()) -> Tensors
     op_args = op_args.with_copied_positions(arrays[0])
     with torch.no_grad():
         results = call_op(arrays, op_args, weights)
-    back, saved = prepare_back(op_args), op_args.angle_inputs
-    if op_args.eps is None:
-        return record(results, back, saved, arrays)
-    return record_norm(results, back, saved, arrays, weights, op_args.spec)
+    spec = None if op_args.eps is None else op_args.spec
+    return record(results, prepare_back(op_args), op_args.angle_inputs, arrays, weights, spec)
 
 
 def prepare_back(op_args: OpArgs) -> RotateBack:

@@ -6,6 +6,7 @@ compute a layer by one and then by the other.
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 
 from rope_xp._arguments.axes import parse_axes
 from rope_xp._arguments.table_forms import COLUMN_FORMS, one_per_pair
-from rope_xp._core.call import NormSpec, RotationSpec
+from rope_xp._core.call import Call, NormSpec, RotationSpec
 from rope_xp._core.slices import slice_of
 from rope_xp._dispatch import choose
 from rope_xp._dispatch.find import require_backend
@@ -27,10 +28,10 @@ RotateBack: TypeAlias = Callable[[Tensors, Tensors], Tensors]
 """Returns gradients, rotated back by saved positions, or cos and sin."""
 Grads: TypeAlias = tuple[torch.Tensor | None, ...]
 _INTEGERS = (torch.int64, torch.int32)
-FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
-class _Record(torch.autograd.Function):
+class Record(torch.autograd.Function):
     """Results that exist, and ``differentiate(gradients of them, saved tensors)``."""
 
     @staticmethod
@@ -51,49 +52,40 @@ class _Record(torch.autograd.Function):
         return None, None, None, *ctx.differentiate(grads, ctx.saved_tensors)
 
 
-def record_as(
-    results: Tensors,
-    differentiate: Callable[[Grads, Tensors], Grads],
-    saved: Tensors,
-    inputs: Tensors,
-) -> Tensors:
-    """Return results as autograd records them, with another derivative than a rotation."""
-    return tuple(_Record.apply(results, differentiate, saved, *inputs))  # type: ignore[no-untyped-call]  # of torch
-
-
-def record(results: Tensors, rotate_back: RotateBack, saved: Tensors, arrays: Tensors) -> Tensors:
-    """Return results as autograd records them: those of arrays, all of which require gradients.
-
-    A rotation is linear and its transpose is its inverse, so nothing but angles is saved.
-    """
-
-    def differentiate(grads: Grads, saved: Tensors) -> Grads:
-        used = tuple([g for g in grads if g is not None])
-        rotated = iter(rotate_back(used, saved) if used else ())
-        return tuple([None if g is None else next(rotated) for g in grads])
-
-    return record_as(results, differentiate, saved, arrays)
-
-
-def record_norm(
+def record(
     results: Tensors,
     rotate_back: RotateBack,
     saved: Tensors,
     arrays: Tensors,
-    weights: Tensors,
-    spec: RotationSpec,
+    weights: Tensors = (),
+    spec: RotationSpec | None = None,
 ) -> Tensors:
-    """Return results of normalized arrays, of which some or some weights require gradients."""
+    """Return results as autograd records them.
 
-    def differentiate(grads: Grads, tensors: Tensors) -> Grads:
-        n, angle_inputs, operands = len(grads), tensors[:count], tensors[count:]
-        pairs = zip(grads, operands, strict=False)
-        filled = tuple([torch.zeros_like(x) if g is None else g for g, x in pairs])
-        rotated = rotate_back(filled, angle_inputs)
-        return derivative.differentiate(operands[:n], operands[n:], rotated, spec)
+    A rotation is linear and its transpose is its inverse, so nothing but angles is saved, and all
+    arrays require gradients. With a norm, in ``spec``, arrays and weights are saved too, and some
+    of them require gradients.
+    """
+    if spec is None:
+        return tuple(Record.apply(results, partial(_differentiate, rotate_back), saved, *arrays))
+    function = partial(_differentiate_norm, rotate_back, len(saved), spec)
+    return tuple(Record.apply(results, function, (*saved, *arrays, *weights), *arrays, *weights))
 
-    count, inputs = len(saved), arrays + weights
-    return record_as(results, differentiate, saved + inputs, inputs)
+
+def _differentiate(rotate_back: RotateBack, grads: Grads, saved: Tensors) -> Grads:
+    used = tuple([g for g in grads if g is not None])
+    rotated = iter(rotate_back(used, saved) if used else ())
+    return tuple([None if g is None else next(rotated) for g in grads])
+
+
+def _differentiate_norm(
+    rotate_back: RotateBack, count: int, spec: RotationSpec, grads: Grads, saved: Tensors
+) -> Grads:
+    n, operands = len(grads), saved[count:]
+    pairs = zip(grads, operands, strict=False)
+    filled = tuple([torch.zeros_like(x) if g is None else g for g, x in pairs])
+    rotated = rotate_back(filled, saved[:count])
+    return derivative.differentiate(operands[:n], operands[n:], rotated, spec)
 
 
 def need_gradients(arrays: Tensors) -> bool:
@@ -135,7 +127,7 @@ def _copy_tensor(positions: torch.Tensor, double: bool) -> Tensors | None:
 
 def rotate_by_rope(*call: Any) -> Any:
     """Rotate as the entry does, and record it; None to leave that to the slow path."""
-    rope, q, k, positions, k_positions, axes, _, norm, _, _, how = call
+    _, q, k, positions, k_positions, axes, _, norm, _, _, how = call
     arrays = (q,) if how & ONE else (q, k)
     if norm is not None or k_positions is not None or not need_gradients(arrays):
         if not all(type(x) in PLAIN for x in arrays):
@@ -150,19 +142,53 @@ def rotate_by_rope(*call: Any) -> Any:
     if saved is None:
         return None
     results = entry.native_rotate_by_rope(*call[:-1], how | RECORDED)
-    if results is None:
+    return None if results is None else _record_call(results, call, 1, saved, arrays)
+
+
+def rotate_by_tables(*call: Any) -> Any:
+    """Do the same by cos and sin, of which no gradient is recorded."""
+    q, k, cos, sin, _, _, norm, *_, how = call[4:]
+    arrays = (q,) if how & ONE else (q, k)
+    if not all(type(x) in PLAIN for x in arrays) or (norm is None and not need_gradients(arrays)):
         return None
+    if not all(type(t) is torch.Tensor and t.dtype in _FLOATS for t in (cos, sin)):
+        return None
+    dtype = torch.float64 if q.dtype is torch.float64 else torch.float32
+    tables = cos.to(dtype), sin.to(dtype)
+    if any(t.requires_grad for t in tables):
+        return None
+    results = entry.native_rotate_by_tables(*call[:6], *tables, *call[8:-1], how | RECORDED)
+    return None if results is None else _record_call(results, call, 4, tables, arrays)
 
-    def rotate_back(grads: Tensors, saved: Tensors) -> Tensors:
-        return transpose_rope(rope, grads, saved, axes, how)
 
+def _record_call(
+    results: Any, call: tuple[Any, ...], place: int, saved: Tensors, arrays: Tensors
+) -> Any:
+    """Return the results of a call, with q at ``place``, as autograd records them."""
+    head, (axes, _, norm, *_, how) = call[:place], call[place + 4 :]
+    rotate_back = partial(transpose, head, axes, how)
     results = (results,) if how & ONE else results
     if norm is None:
         results = record(results, rotate_back, saved, arrays)
     else:
-        spec, weights = _describe_norm(norm, arrays, *slice_of(rope, q.shape[-1]))
-        results = record_norm(results, rotate_back, saved, arrays, weights, spec)
+        spec, weights = _describe_norm(read_norm(norm), head, saved, arrays)
+        results = record(results, rotate_back, saved, arrays, weights, spec)
     return results[0] if how & ONE else results
+
+
+def _describe_norm(
+    norm: QKNorm, head: tuple[Any, ...], saved: Tensors, arrays: Tensors
+) -> tuple[RotationSpec, Tensors]:
+    """Return a rotation, as far as the derivative of its norm reads it, and the weights."""
+    n, weights = arrays[0].shape[-1], describe_norm(norm, len(arrays))[1]
+    if len(head) == 1:
+        rotary_dim, offset = slice_of(head[0], n)
+    else:
+        rotary_dim, offset = saved[0].shape[-1] * (1 if head[3] else 2), head[2] % n
+    over_slice = bool(weights) and weights[0].shape[0] != n
+    axes: Any = None
+    spec = NormSpec(norm.eps, norm.offset, False, over_slice)
+    return RotationSpec(axes, "half", rotary_dim, offset, False, spec), weights
 
 
 def _is_pair(q: torch.Tensor, k: torch.Tensor, axes: Any, own_tokens: bool) -> bool:
@@ -178,106 +204,48 @@ def _rotate_apart(call: tuple[Any, ...]) -> Any:
     rope, q, k, positions, k_positions, axes, out, norm, *rest, how = call
     backend, results, norms = require_backend(q, "q"), [], (norm, norm)
     if norm is not None:
-        if type(norm) is not QKNorm or not _are_alike(norm.q_weight, norm.k_weight):
+        shapes = [getattr(w, "shape", None) for w in (norm.q_weight, norm.k_weight)]
+        if type(norm) is not QKNorm or shapes[0] != shapes[1]:
             return None
         norms = norm, replace(norm, q_weight=norm.k_weight)
     own = positions, positions if k_positions is None else k_positions
     for x, given, of_x in zip((q, k), own, norms, strict=True):
-        result = backend.rotate_by_rope(
-            rope, x, None, given, None, axes, out, of_x, *rest, how | ONE
-        )
-        if result is None:
+        alone = rope, x, None, given, None, axes, out, of_x, *rest, how | ONE
+        results.append(backend.rotate_by_rope(*alone))
+        if results[-1] is None:
             return None
-        results.append(result)
     return tuple(results)
 
 
-def _are_alike(weight: Any, other: Any) -> bool:
-    return weight is other or (
-        isinstance(weight, torch.Tensor)
-        and isinstance(other, torch.Tensor)
-        and weight.shape == other.shape
-    )
-
-
-def _describe_norm(
-    norm: Any, arrays: Tensors, rotary_dim: int, rotary_offset: int
-) -> tuple[RotationSpec, Tensors]:
-    """Return a rotation, as far as the derivative of its norm reads it, and the weights."""
-    norm = read_norm(norm)
-    weights = describe_norm(norm, len(arrays))[1]
-    over_slice = bool(weights) and weights[0].shape[0] != arrays[0].shape[-1]
-    spec = NormSpec(norm.eps, norm.offset, False, over_slice)
-    axes: Any = None
-    return RotationSpec(axes, "half", rotary_dim, rotary_offset, False, spec), weights
-
-
-def transpose_rope(rope: Any, grads: Tensors, saved: Tensors, axes: Any, how: int) -> Tensors:
-    """Return gradients rotated back, by the same positions and attention factor."""
-    positions = saved[0] if saved else None
-    if len(saved) > 1:  # exact, as its fraction has no more bits than before
-        positions = saved[0].to(torch.float64) + saved[1]
-    one = len(grads) == 1
-    flags = (how | ONE if one else how) ^ TRANSPOSED
-    call = rope, grads[0], grads[-1], positions, None, axes, None, None, None, None, flags
-    results = require_backend(grads[0], "gradients").rotate_by_rope(*call)
-    if results is not None:
-        return (results,) if one else results
-    back = builders["rotate_by_rope"](rope, grads, positions, axes, None, None, how ^ TRANSPOSED)
-    return choose.run(back)
-
-
-def rotate_by_tables(*call: Any) -> Any:
-    """Do the same by cos and sin, of which no gradient is recorded."""
-    slice_, (q, k, cos, sin, axes, _, norm, _, _, how) = call[:4], call[4:]
-    arrays = (q,) if how & ONE else (q, k)
-    if not all(type(x) in PLAIN for x in arrays):
-        return None
-    if norm is None and not need_gradients(arrays):
-        return None
-    if not all(type(t) is torch.Tensor and t.dtype in FLOATS for t in (cos, sin)):
-        return None
-    dtype = torch.float64 if q.dtype is torch.float64 else torch.float32
-    tables = cos.to(dtype), sin.to(dtype)
-    if not are_constant(tables, q):
-        return None
-    results = entry.native_rotate_by_tables(
-        *slice_, q, k, *tables, axes, None, norm, None, None, how | RECORDED
-    )
-    if results is None:
-        return None
-
-    def rotate_back(grads: Tensors, saved: Tensors) -> Tensors:
-        return transpose_tables(slice_, grads, saved, axes, how)
-
-    results = (results,) if how & ONE else results
-    if norm is None:
-        results = record(results, rotate_back, tables, arrays)
-    else:
-        pairs = cos.shape[-1] // (2 if slice_[3] else 1)
-        offset = slice_[2] + q.shape[-1] * (slice_[2] < 0)
-        spec, weights = _describe_norm(norm, arrays, 2 * pairs, offset)
-        results = record_norm(results, rotate_back, tables, arrays, weights, spec)
-    return results[0] if how & ONE else results
-
-
-def transpose_tables(
-    slice_: tuple[Any, ...], grads: Tensors, tables: Tensors, axes: Any, how: int
+def transpose(
+    head: tuple[Any, ...], axes: Any, how: int, grads: Tensors, saved: Tensors
 ) -> Tensors:
-    """Return gradients rotated back by the same cos and sin."""
-    one = len(grads) == 1
+    """Return gradients rotated back, by the saved angles and the same attention factor.
+
+    ``head`` is what calls have before q: a rope, or the slice of tables and their form.
+    """
+    name, angles, one = "rotate_by_tables", saved, len(grads) == 1
+    if len(head) == 1:
+        name, angles = "rotate_by_rope", (saved[0] if saved else None, None)  # type: ignore[assignment]  # of a call
+        if len(saved) > 1:  # exact, as its fraction has no more bits than before
+            angles = saved[0].to(torch.float64) + saved[1], None  # type: ignore[assignment]  # of a call
     flags = (how | ONE if one else how) ^ TRANSPOSED
-    call = *slice_, grads[0], grads[-1], *tables, axes, None, None, None, None, flags
-    results = require_backend(grads[0], "gradients").rotate_by_tables(*call)
+    call = *head, grads[0], grads[-1], *angles, axes, None, None, None, None, flags
+    results = getattr(require_backend(grads[0], "gradients"), name)(*call)
     if results is not None:
         return (results,) if one else results
-    pairs = tuple([one_per_pair(t, COLUMN_FORMS[slice_[3]]) for t in tables])
+    if len(head) > 1:
+        angles = tuple([one_per_pair(t, COLUMN_FORMS[head[3]]) for t in saved])
     flags = (how ^ TRANSPOSED) & ~CHECK_COLUMNS  # they fitted the arrays
-    build = builders["rotate_by_tables"]
-    return choose.run(build(slice_, grads, pairs, axes, None, None, flags))
+    return choose.run(build_call(head, grads, angles, axes, None, None, flags))
 
 
-def are_constant(tables: tuple[Any, Any], x: torch.Tensor) -> bool:
-    """Return whether tables are tensors in the dtype of angles of x that require no gradient."""
-    dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
-    return all(type(t) is torch.Tensor and t.dtype is dtype and not t.requires_grad for t in tables)
+def build_call(
+    head: tuple[Any, ...], arrays: Tensors, angles: Any, axes: Any, out: Any, norm: Any, how: int
+) -> Call:
+    """Check the arguments of a call that the entry did not take; of tables, one column a pair."""
+    if len(head) > 1:
+        return builders["rotate_by_tables"](head, arrays, angles, axes, out, norm, how)
+    positions, k_positions = angles
+    build = builders["rotate_by_rope"]
+    return build(*head, arrays, positions, axes, out, norm, how, k_positions)

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("_by_kernels")
 
 
 @pytest.mark.parametrize("looked_up", [True, slow(False)])
-def test_operator_passes_the_checks_of_torch(looked_up):
+def test_calls_of_the_operator_pass_the_checks_of_torch(looked_up):
     angles = (None, None, *RoPE().cos_sin(POSITIONS, 8), None, None)
     if looked_up:
         backend = importlib.import_module("rope_xp_backends.torch").BACKEND
