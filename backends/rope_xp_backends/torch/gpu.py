@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import eq
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -29,8 +29,6 @@ from . import private
 from .library import NAMES, Tensors
 from .op_args import OpArgs
 from .results import allocate_result, bump_versions
-
-_NARROW = (torch.float16, torch.bfloat16)
 
 RunKernel: TypeAlias = Callable[..., None]
 
@@ -117,66 +115,63 @@ class TritonLaunch:
         return results
 
 
-class OfK(NamedTuple):
-    """What k has of its own."""
-
-    op_args: OpArgs | None = None
-    """With its angles."""
-    slots: Slots | None = None
-    """Of the cache that is its result."""
-
-
-NOTHING_OF_K = OfK()
-
-
 def rotate_on_gpu(
     out: Tensors | None,
     arrays: Tensors,
     op_args: OpArgs,
     weights: Tensors = (),
-    of_k: OfK = NOTHING_OF_K,
+    k_args: OpArgs | None = None,
+    slots: Slots | None = None,
 ) -> Tensors:
-    """Rotate arrays into out, or raise PathUnavailable before anything is written."""
+    """Rotate arrays into out, or raise PathUnavailable before anything is written.
+
+    ``k_args`` have angles of k alone. The result of k goes to ``slots``, if there are any, in the
+    cache that is its out.
+    """
     results = tuple(map(allocate_result, arrays)) if out is None else out
     arrays = tuple([x if x.stride(-1) == 1 else x.contiguous() for x in arrays])
-    op_args, of_k = _read_tables(op_args, arrays), _read_own(of_k, arrays)
+    op_args, k_args = _read_tables(op_args, arrays), k_args and _read_tables(k_args, arrays)
     device = arrays[0].device
     with contextlib.nullcontext() if is_current(arrays[0]) else torch.cuda.device(device):
-        launches = _find_launches(results, arrays, op_args, weights, of_k)
+        launches = _find_launches(results, arrays, op_args, weights, k_args, slots)
         if op_args.is_lookup and private.is_capturing(device):
             pin(op_args.tables)  # of a compiled call, or saved for its gradient
+        numbers = None if slots is None else slots.numbers
         for launch, part_arrays, part_out, part_args in launches:
             tables = DigitTables(*part_args.tables) if part_args.is_lookup else None
-            rows = part_args.angle_inputs
-            rows += of_k.op_args.angle_inputs if of_k.op_args else ()
-            slots = None if of_k.slots is None else of_k.slots.numbers
-            launch(part_arrays, weights, rows, part_out, tables, slots)
+            rows = part_args.angle_inputs + (k_args.angle_inputs if k_args else ())
+            launch(part_arrays, weights, rows, part_out, tables, numbers)
     return results
 
 
 def prepare_triton_launch(
-    out: Tensors, arrays: Tensors, op_args: OpArgs, weights: Tensors, of_k: OfK
+    out: Tensors,
+    arrays: Tensors,
+    op_args: OpArgs,
+    weights: Tensors,
+    k_args: OpArgs | None,
+    slots: Slots | None,
 ) -> TritonLaunch | None:
     """Return the launch of all tensors that lie like these, None where one does not suffice."""
     planned = None
-    is_read = op_args is _read_tables(op_args, arrays) and of_k is _read_own(of_k, arrays)
+    is_read = all(x is None or x is _read_tables(x, arrays) for x in (op_args, k_args))
     if is_current(arrays[0]) and is_read and any(x.numel() for x in arrays):
-        planned = _make_plan(out, arrays, op_args, weights, of_k)
+        planned = _make_plan(out, arrays, op_args, weights, k_args, slots)
     if planned is None or not KERNELS.ready((planned.variant, arrays[0].device.index)):
         return None
     return _load_launch(planned, arrays, op_args)
 
 
 def _find_launches(
-    out: Tensors, arrays: Tensors, op_args: OpArgs, weights: Tensors, of_k: OfK
+    out: Tensors, arrays: Tensors, op_args: OpArgs, *of_all: Any
 ) -> list[tuple[TritonLaunch, Tensors, Tensors, OpArgs]]:
     """Return launches and their arguments, with all kernels loaded."""
     if not any(x.numel() for x in arrays):
         return []
-    planned = _make_plan(out, arrays, op_args, weights, of_k)
+    planned = _make_plan(out, arrays, op_args, *of_all)
     if planned is None:
         parts = _split_batch(out, arrays, op_args)
-        return [launch for part in parts for launch in _find_launches(*part, weights, of_k)]
+        return [launch for part in parts for launch in _find_launches(*part, *of_all)]
     return [(_load_launch(planned, arrays, op_args), arrays, out, op_args)]
 
 
@@ -188,41 +183,41 @@ def _load_launch(planned: TritonPlan, arrays: Tensors, op_args: OpArgs) -> Trito
     return TritonLaunch(kernel, planned, op_args.components is not None)
 
 
+def _read_dtypes(x: torch.Tensor) -> tuple[torch.dtype, ...]:
+    """Return the dtypes of cos and sin that a kernel reads for x."""
+    narrow = torch.float32, torch.float16, torch.bfloat16
+    return (torch.float64,) if x.dtype is torch.float64 else narrow
+
+
 def are_read(tables: tuple[Any, ...], x: torch.Tensor) -> bool:
     """Return whether a kernel reads cos and sin for x in their dtype, and no gradient is lost."""
-    kinds = {torch.float64} if x.dtype is torch.float64 else {torch.float32, *_NARROW}
+    dtypes = _read_dtypes(x)
     return (
-        all(type(t) is torch.Tensor and t.dtype in kinds and not t.requires_grad for t in tables)
+        all(type(t) is torch.Tensor and t.dtype in dtypes and not t.requires_grad for t in tables)
         and tables[0].dtype is tables[1].dtype
     )
 
 
 def _read_tables(op_args: OpArgs, arrays: Tensors) -> OpArgs:
     """Return the same with cos and sin, if given, that a kernel reads where they lie."""
-    cos, sin = op_args.table, op_args.table_2
+    cos, sin, dtypes = op_args.table, op_args.table_2, _read_dtypes(arrays[0])
     if op_args.is_lookup:
         return op_args
-    dtype = torch.float64 if arrays[0].dtype is torch.float64 else torch.float32
-    if cos.dtype is not sin.dtype or cos.dtype not in (dtype, *_NARROW) or dtype.itemsize == 8:
-        cos, sin = cos.to(dtype), sin.to(dtype)
+    if cos.dtype is not sin.dtype or cos.dtype not in dtypes:
+        cos, sin = cos.to(dtypes[0]), sin.to(dtypes[0])
     if cos.stride() != sin.stride() or cos.stride(-1) != 1:
         cos, sin = cos.contiguous(), sin.contiguous()
     is_same = cos is op_args.table and sin is op_args.table_2
     return op_args if is_same else op_args._replace(table=cos, table_2=sin)
 
 
-def _read_own(of_k: OfK, arrays: Tensors) -> OfK:
-    op_args = of_k.op_args and _read_tables(of_k.op_args, arrays)
-    return of_k if op_args is of_k.op_args else of_k._replace(op_args=op_args)
-
-
-def can_share(op_args: OpArgs, k_args: OpArgs) -> bool:
+def can_share(*all_args: OpArgs) -> bool:
     """Return whether one launch takes q and k with angles of these kinds."""
-    kinds = []
-    for x in (op_args, k_args):
+    kinds = set()
+    for x in all_args:
         dtype = None if x.positions is None else x.positions.dtype
-        kinds.append((x.is_lookup, x.components is None, dtype, x.table.dtype))
-    return kinds[0] == kinds[1]
+        kinds.add((x.is_lookup, x.components is None, dtype, x.table.dtype))
+    return len(kinds) == 1
 
 
 def _lay_out_angles(op_args: OpArgs) -> AngleLayout:
@@ -241,7 +236,12 @@ def _lay_out_angles(op_args: OpArgs) -> AngleLayout:
 
 
 def _make_plan(
-    out: Tensors, arrays: Tensors, op_args: OpArgs, weights: Tensors, of_k: OfK
+    out: Tensors,
+    arrays: Tensors,
+    op_args: OpArgs,
+    weights: Tensors,
+    k_args: OpArgs | None,
+    slots: Slots | None,
 ) -> TritonPlan | None:
     """Return the plan of one launch, None where batch axes do not collapse."""
     weight_dtype = NAMES[weights[0].dtype] if weights else ""
@@ -249,9 +249,8 @@ def _make_plan(
     pointers = [x.data_ptr() for x in arrays + out]
     in_place = tuple(map(eq, pointers, pointers[len(arrays) :]))
     layouts = [StridedLayout(x.shape, x.stride()) for x in arrays + out]
-    angles = tuple([_lay_out_angles(x) for x in (op_args, of_k.op_args) if x is not None])
-    spec, slots = op_args.spec, of_k.slots
-    slot_layout = None
+    angles = tuple([_lay_out_angles(x) for x in (op_args, k_args) if x is not None])
+    spec, slot_layout = op_args.spec, None
     if slots is not None:
         numbers, k = slots.numbers, layouts[len(arrays) - 1]
         own = StridedLayout(numbers.shape, numbers.stride())

@@ -232,8 +232,8 @@ def _keep_launch(call: Call, signature: Signature, results: Tensors) -> None:
         all_args.append(build_op_args(source, call.spec))
     if own and not gpu.can_share(*all_args):
         return
-    of_k = gpu.OfK(all_args[1] if own else None, call.slots)
-    launch = gpu.prepare_triton_launch(results, arrays, all_args[0], signature.weights, of_k)
+    more = all_args[1] if own else None, call.slots
+    launch = gpu.prepare_triton_launch(results, arrays, all_args[0], signature.weights, *more)
     if launch is not None:
         tables = weakref.ref(first.tables) if isinstance(first, TableLookup) else None
         CALLS.store(signature.key, CachedLaunch(launch, tables))

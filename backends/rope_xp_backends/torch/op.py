@@ -13,14 +13,14 @@ from typing import Any
 import array_api_compat.torch as xp
 import torch
 
-from rope_xp._core.call import Call
+from rope_xp._core.call import Call, Slots
 from rope_xp._core.path import PathUnavailable
 from rope_xp._dispatch import choose
 from rope_xp._rotation import portable
 
 from . import derivative, private
 from .cpu import rotate_on_cpu
-from .gpu import NOTHING_OF_K, OfK, rotate_on_gpu
+from .gpu import rotate_on_gpu
 from .library import Tensors, Torch, is_plain
 from .op_args import N_TENSORS, OpArgs, check_arguments, check_devices
 from .recorded import RotateBack, record
@@ -172,17 +172,20 @@ def run_kernel(
     arrays: Tensors,
     op_args: OpArgs,
     weights: Tensors = (),
-    of_k: OfK = NOTHING_OF_K,
+    k_args: OpArgs | None = None,
+    slots: Slots | None = None,
 ) -> Tensors:
-    """Run the kernel of the device, or else the portable path."""
+    """Run the kernel of the device, or else the portable path.
+
+    On GPUs k may have angles of its own, ``k_args``, and go to slots.
+    """
     try:
-        more = () if of_k is NOTHING_OF_K else (of_k,)
+        more = () if k_args is None and slots is None else (k_args, slots)
         return RUNS[arrays[0].device.type](out, arrays, op_args, weights, *more)
     except PathUnavailable as reason:
         choose.raise_if_forced(reason)
         # A compiled graph runs this too, in a process where kernels fail.
         out, spec = out or tuple(map(allocate_result, arrays)), op_args.spec
-        k_args, slots = of_k
         tokens = [x.shape[spec.axes.tokens] for x in arrays]
         sources = [x.source(n) for x, n in zip((op_args, k_args), tokens, strict=False) if x]
         if spec.norm is not None:

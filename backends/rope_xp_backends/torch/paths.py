@@ -98,13 +98,12 @@ def _launch_at_once(call: Call) -> Tensors | None:
     if slots is None:
         fits = is_one and op.is_unseen(arrays + (out or ()))
         run = op.run_kernel
-        return run(out, arrays, op_args, weights, gpu.OfK(k_args)) if fits else None
+        return run(out, arrays, op_args, weights, k_args) if fits else None
     out = allocate_result(arrays[0]) if out is None else out[0], slots.cache
     if is_one:
-        return op.run_kernel(out, arrays, op_args, weights, gpu.OfK(k_args, slots))
+        return op.run_kernel(out, arrays, op_args, weights, k_args, slots)
     (q,) = op.run_kernel(out[:1], arrays[:1], op_args, weights[:1])
-    of_k = gpu.OfK(None, slots)
-    return (q, *op.run_kernel(out[1:], arrays[1:], k_args or op_args, weights[1:], of_k))
+    return (q, *op.run_kernel(out[1:], arrays[1:], k_args or op_args, weights[1:], None, slots))
 
 
 def _given_weights(call: Call) -> Tensors:
