@@ -1,27 +1,32 @@
 """torch DTensor: a call on distributed tensors becomes a call on this process's shards.
 
 A rotation mixes only the components of a head, so the paths of plain tensors rotate each shard by
-the angles of its tokens (`dtensor_angles.py`). Autograd records ``to_local`` and ``from_local``.
+the angles of its tokens. Plain positions become a replicated DTensor, sharded along tokens and
+batch as the array is: a local slice by torch itself, so uneven and empty shards and several mesh
+dimensions agree. Autograd records ``to_local`` and ``from_local``.
 
 Dynamo supports methods and ``==`` of placements, but no ``isinstance``.
 """
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeAlias
 
 import torch
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-from rope_xp._core.call import Call, CosSin, TableLookup
+from rope_xp._core.call import AngleSource, Call, CosSin, TableLookup, leaves, with_leaves
 from rope_xp._core.errors import RopeError
 from rope_xp._core.memory import Memory
 from rope_xp._core.tables import DigitTables, TableKey
 
 from . import BACKEND as _PLAIN
-from . import dtensor_angles, private
+from . import private
 from .library import Tensors, Torch
+from .paths import angles_need_gradient
+from .results import empty_result
 
-_LINEAR = (Partial("sum"), Partial("avg"))
+Placements: TypeAlias = tuple[Placement, ...]
 
 
 class Distributed(Torch):
@@ -49,7 +54,7 @@ class Distributed(Torch):
         places: Any = whole.placements
         lead = int(lookup.components > 0)
         placements: Any = [p if p.is_shard() and p.dim >= lead else Replicate() for p in places]
-        tables = _PLAIN.cos_sin(dtensor_angles.local_lookup(lookup, whole, tuple(placements)))
+        tables = _PLAIN.cos_sin(_local_lookup(lookup, whole, tuple(placements)))
         placements = [Shard(p.dim - lead) if p.is_shard() else p for p in placements]
         shape = torch.Size((*whole.shape[lead:], tables[0].shape[-1]))
         cos, sin = (
@@ -74,8 +79,8 @@ class DTensorExecutor:
             return call.out or tuple(x.clone() for x in call.arrays)
         arrays = tuple(map(_gather_heads, call.arrays))
         local = tuple(x.to_local() for x in arrays)
-        angles = dtensor_angles.local_angles(call, arrays, local)
-        weights = dtensor_angles.local_weights(call, arrays)
+        angles = _local_angles(call, arrays, local)
+        weights = _local_weights(call, arrays)
         if call.out is not None:
             out = tuple(map(_detach_local, call.out))
             run(Call(_PLAIN, local, angles, out, call.spec, weights))
@@ -111,27 +116,100 @@ def _has_split_heads(x: Any) -> bool:
 def _from_local(
     y: torch.Tensor, like: tuple[int, ...], mesh: Any, placements: Any, shape: torch.Size
 ) -> DTensor:
-    strides = _nest_strides(like, shape)
+    # As of a result in one process. A shard's axis of length 1 has any place: all must agree.
+    strides = empty_result(torch.empty_strided(shape, like, device="meta")).stride()
     return DTensor.from_local(y, mesh, placements, shape=shape, stride=strides)
 
 
-def _nest_strides(like: tuple[int, ...], shape: torch.Size) -> tuple[int, ...]:
-    """Return the strides of a dense tensor of this shape whose axes nest as others do.
+# --- angles of the tokens in a shard, and weights of its heads -----------------------------------
 
-    Not as those of a shard, where an axis of length 1 has any place: all processes must agree.
-    """
-    # Where strides are equal an axis has length 1, and the order is that of a contiguous tensor.
-    order: list[int] = []
-    for axis in range(len(shape)):  # insertion sort, as a compiler sorts no symbols
-        place = len(order)
-        while place > 0 and like[order[place - 1]] < like[axis]:
-            place -= 1
-        order.insert(place, axis)
-    strides, step = [0] * len(shape), 1
-    for axis in reversed(order):
-        strides[axis] = step
-        step *= shape[axis]
-    return tuple(strides)
+
+def _local_angles(call: Call, arrays: tuple[Any, ...], local: Tensors) -> tuple[AngleSource, ...]:
+    """Return the angles of each local array; a single source where all can share it."""
+    shared = len(call.angles) < len(arrays) and _share_angles(call, *arrays)
+    return tuple(
+        _slice_source(call.angles[min(i, len(call.angles) - 1)], x, local[i], call)
+        for i, x in enumerate(arrays[:1] if shared else arrays)
+    )
+
+
+def _local_weights(call: Call, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the weights of the heads in each local array, None where it has none."""
+
+    def localize(x: Any, w: Any) -> Any:
+        if w is None:
+            return None
+        # A weight with all axes stands beside angles of each head.
+        axes = tuple(range(x.ndim - 1)) if w.ndim == x.ndim else (call.spec.axes.heads,)
+        return _localize(w, x, *_place_like(w.shape, x, axes, 0, 1))
+
+    return tuple(map(localize, arrays, call.weights))
+
+
+def _local_lookup(lookup: TableLookup, whole: DTensor, placements: Placements) -> TableLookup:
+    """Return a lookup of this process's shard of the positions."""
+    if whole.device_mesh.get_coordinate() is None:
+        # torch ignores the result in processes outside the mesh, but it must have the axes.
+        zeros = torch.zeros(whole.shape, dtype=whole.dtype, device=whole.device)
+        return replace(lookup, whole=zeros, part=None)
+    parts = [_localize(leaf.array, whole, placements, placements) for leaf in leaves(lookup)]
+    return with_leaves(lookup, parts)  # type: ignore[return-value]  # of a Lookup, a Lookup
+
+
+def _share_angles(call: Call, q: Any, k: Any) -> bool:
+    if angles_need_gradient(call):
+        return bool(q.placements == k.placements)  # else it is a sum over other processes
+    heads = call.spec.axes.heads
+    q_dims, k_dims = (
+        [p.dim if p.is_shard() and p.dim != heads else None for p in x.placements] for x in (q, k)
+    )
+    return q_dims == k_dims
+
+
+def _slice_source(source: AngleSource, x: Any, local: torch.Tensor, call: Call) -> AngleSource:
+    axes = call.spec.axes
+    if isinstance(source, TableLookup):
+        if source.whole is None and any(p.is_shard(axes.tokens) for p in x.placements):
+            whole = _PLAIN.arange(source.tokens, source.device)
+            if source.components:
+                whole = whole.expand(source.components, source.tokens)
+            source = replace(source, whole=whole)
+        if source.whole is None:
+            return source
+        source = replace(source, tokens=local.shape[axes.tokens])
+    parts, order = [], (*axes.batch, axes.tokens)
+    for array, lead, trail in leaves(source):
+        placements = _place_like(array.shape, x, order, lead, trail)
+        parts.append(_localize(array, x, *placements))
+    return with_leaves(source, parts)
+
+
+def _place_like(
+    shape: torch.Size, x: Any, order: tuple[int | None, ...], lead: int, trail: int
+) -> tuple[Placements, Placements]:
+    """Return placements like those of x for (lead..., order..., trail...), and of its gradient."""
+    first = len(shape) - trail - len(order)  # of the axis for order[0]
+    placements: list[Placement] = []
+    gradient: list[Placement] = []
+    for p in x.placements:
+        axis = first + order.index(p.dim) if p.is_shard() and p.dim in order else -1
+        if axis >= lead and shape[axis] == x.shape[p.dim]:
+            placements.append(Shard(axis))
+            gradient.append(Shard(axis))
+        else:
+            # Other processes use the same values, so the gradient is the sum over all of them.
+            placements.append(Replicate())
+            gradient.append(Partial() if p.is_shard() else p)
+    return tuple(placements), tuple(gradient)
+
+
+def _localize(t: Any, like: Any, placements: Placements, gradient: Placements) -> Any:
+    """Return what this process has of a tensor; the same one on every process if it is plain."""
+    if not isinstance(t, DTensor):
+        if not (t.requires_grad or any(p.is_shard() for p in placements)):
+            return t
+        t = DTensor.from_local(t, like.device_mesh, [Replicate()] * like.device_mesh.ndim)
+    return t.redistribute(placements=placements).to_local(grad_placements=gradient)
 
 
 # --- checks --------------------------------------------------------------------------------------
@@ -170,7 +248,7 @@ def _check_placement(name: str, placement: Placement, *, linear: bool) -> None:
     strided = hasattr(placement, "split_factor")
     if (placement.is_shard() and not strided) or placement.is_replicate():
         return
-    if linear and any(placement == p for p in _LINEAR):
+    if linear and any(placement == Partial(kind) for kind in ("sum", "avg")):
         return  # the rotation of a sum is the sum of rotations; a norm is not linear
     sums = ", Partial('sum'), Partial('avg')" if linear else " alone, as norms are not linear"
     raise RopeError(
