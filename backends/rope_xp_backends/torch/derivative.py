@@ -17,25 +17,18 @@ def differentiate(
 ) -> tuple[torch.Tensor | None, ...]:
     """Return the gradients of arrays and of weights, from those of the normalized arrays."""
     d_arrays, d_weights = [], []
-    for x, weight, d_y in zip(arrays, weights or (None,) * len(arrays), grads, strict=True):
-        d_x, d_weight = _differentiate_one(x, weight, d_y, spec)
-        d_arrays.append(d_x)
-        d_weights += [] if weight is None else [d_weight]
+    at_once = torch.is_grad_enabled() or torch.compiler.is_compiling()
+    for x, weight, grad in zip(arrays, weights or (None,) * len(arrays), grads, strict=True):
+        axis, chunks = 0, [(x, grad)]
+        if not at_once and x.numel() > CHUNK:
+            axis = x.shape[:-1].index(max(x.shape[:-1]))
+            step = max(CHUNK * x.shape[axis] // x.numel(), 1)
+            chunks = [*zip(x.split(step, axis), grad.split(step, axis), strict=True)]
+        parts = [_differentiate_chunk(*chunk, weight, spec) for chunk in chunks]
+        d_arrays.append(torch.cat([part[0] for part in parts], axis))
+        if weight is not None:
+            d_weights.append(sum(part[1] for part in parts).to(weight.dtype))
     return *d_arrays, *d_weights
-
-
-def _differentiate_one(
-    x: torch.Tensor, weight: Any, grad: torch.Tensor, spec: RotationSpec
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return the gradients of x and of its weight, from that of the normalized array."""
-    axis, chunks = 0, [(x, grad)]
-    if not (torch.is_grad_enabled() or torch.compiler.is_compiling()) and x.numel() > CHUNK:
-        axis = max(range(x.ndim - 1), key=lambda i: x.shape[i])
-        step = max(CHUNK * x.shape[axis] // x.numel(), 1)
-        chunks = [*zip(torch.split(x, step, axis), torch.split(grad, step, axis), strict=True)]
-    parts = [_differentiate_chunk(y, g, weight, spec) for y, g in chunks]
-    d_x = torch.cat([part[0] for part in parts], axis)
-    return d_x, None if weight is None else sum(part[1] for part in parts).to(weight.dtype)
 
 
 # n = x * f; d_x = f * (w * g - n * mean(w * g * n)); d_w = sum(g * n)

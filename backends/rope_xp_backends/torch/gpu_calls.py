@@ -18,7 +18,6 @@ from rope_xp._arguments.table_forms import COLUMN_FORMS, one_per_pair
 from rope_xp._core.caches import BoundedCache
 from rope_xp._core.call import Call, TableLookup
 from rope_xp._core.memory import ACCESS
-from rope_xp._core.tables import DigitTables
 from rope_xp._dispatch import choose, heads
 from rope_xp._dispatch.choose import choice
 from rope_xp._dispatch.how import ONE, builders
@@ -33,15 +32,8 @@ from .results import allocate_result
 _INTEGERS = (torch.int64, torch.int32)
 
 
-class CachedLaunch(NamedTuple):
-    """A launch, and the tables that it reads."""
-
-    launch: gpu.TritonLaunch
-    tables: "weakref.ref[DigitTables] | None"
-    """None where cos and sin are given."""
-
-
 CALLS = BoundedCache(f"{__name__}.CALLS", 512)
+"""Pairs of a launch and a reference to its tables, None where cos and sin are given."""
 
 
 class Signature(NamedTuple):
@@ -169,39 +161,37 @@ def _can_read(x: torch.Tensor, device: torch.device, *, recorded: bool) -> bool:
     return is_here and (recorded or not (x.requires_grad and torch.is_grad_enabled()))
 
 
-def _launch(cached: CachedLaunch, signature: Signature) -> Tensors | None:
+def _launch(cached: Any, signature: Signature) -> Tensors | None:
+    launch, table_ref = cached
     _, arrays, weights, angle_inputs, out, slots, _ = signature
-    tables = None if cached.tables is None else cached.tables()
-    if (cached.tables is not None and tables is None) or not gpu.is_current(arrays[0]):
+    tables = None if table_ref is None else table_ref()
+    if (table_ref is not None and tables is None) or not gpu.is_current(arrays[0]):
         return None
     if out is not None and not _are_apart(signature):
         return None
     with torch.no_grad():
         if out is not None and out[0] is None:
             out = allocate_result(arrays[0]), out[1]
-        return cached.launch(arrays, weights, angle_inputs, out, tables, slots)  # type: ignore[arg-type]  # none is None
+        results: Tensors = launch(arrays, weights, angle_inputs, out, tables, slots)
+    return results
 
 
 def _are_apart(signature: Signature) -> bool:
     """Return whether no result overlaps anything else that is read or written."""
     _, arrays, weights, angle_inputs, out, slots, _ = signature
-    inputs = [x for x, y in zip(arrays, out or (), strict=True) if x is not y]
-    inputs += weights + angle_inputs + (() if slots is None else (slots,))
-    outs = [y for y in out or () if y is not None]
+    written = [y for y in out or () if y is not None]
+    read = [x for x, y in zip(arrays, out or (), strict=True) if x is not y]
+    read += weights + angle_inputs + (() if slots is None else (slots,))
+    ranges = [_byte_range(x) for x in (*written, *read)]
     return all(
-        other is not y and _lie_apart(other, y)
-        for i, y in enumerate(outs)
-        for other in (*outs[:i], *inputs)
+        end <= other_start or other_end <= start
+        for i, (start, end) in enumerate(ranges[: len(written)])
+        for other_start, other_end in ranges[i + 1 :]
     )
 
 
-def _lie_apart(x: torch.Tensor, y: torch.Tensor) -> bool:
-    """Compare addresses alone; torch has no negative strides."""
-    (start, end), (other_start, other_end) = _byte_range(x), _byte_range(y)
-    return end <= other_start or other_end <= start
-
-
 def _byte_range(x: torch.Tensor) -> tuple[int, int]:
+    """Return where a tensor begins and ends; torch has no negative strides."""
     start = x.data_ptr()
     if x.is_contiguous():
         return start, start + x.nbytes
@@ -236,4 +226,4 @@ def _keep_launch(call: Call, signature: Signature, results: Tensors) -> None:
     launch = gpu.prepare_triton_launch(results, arrays, all_args[0], signature.weights, *more)
     if launch is not None:
         tables = weakref.ref(first.tables) if isinstance(first, TableLookup) else None
-        CALLS.store(signature.key, CachedLaunch(launch, tables))
+        CALLS.store(signature.key, (launch, tables))

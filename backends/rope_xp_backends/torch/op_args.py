@@ -20,27 +20,25 @@ _LAYOUTS = ("interleaved", "half", "interleaved_to_half")
 
 
 class OpArgs(NamedTuple):
-    """The operator's arguments after the tensors to rotate and their weights."""
+    """The operator's arguments after the tensors to rotate and their weights.
+
+    The tables are (low, middle, high), or (cos, sin, None). Positions and their fractional parts
+    are (batch..., tokens), or (batch..., tokens, components) where ``components``, (r/2,), holds
+    the one that a frequency reads. Without a norm eps is None.
+    """
 
     positions: torch.Tensor | None
-    """(batch..., tokens), or (batch..., tokens, components)."""
     part: torch.Tensor | None
-    """Their fractions."""
     table: torch.Tensor
-    """The low digits' table, or cos."""
     table_2: torch.Tensor
-    """The middle digits' table, or sin."""
     table_3: torch.Tensor | None
-    """The high digits' table."""
     frequencies: torch.Tensor | None
     components: torch.Tensor | None
-    """The component that each frequency reads, (r/2,)."""
     axes: str
     layout: Layout
     offset: int
     inverse: bool
     eps: float | None
-    """Of a norm, None without one."""
     weight_offset: float
     over_slice: bool
 
