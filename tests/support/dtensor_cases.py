@@ -103,17 +103,13 @@ PLAIN = [POSITIONS, None, BATCHED, BATCHED[:, :1], POSITIONS + 0.5]
 
 @every_placement
 @pytest.mark.parametrize("positions", [*PLAIN, POSITIONS.tolist(), POSITIONS.numpy()])
-def test_apply_takes_plain_positions_of_the_whole_array(positions, placements):
+def test_apply_moves_no_positions_that_lie_whole_or_as_q(positions, placements):
     check(placements, apply, [positions])
-
-
-@every_placement
-@pytest.mark.parametrize("positions", [BATCHED, POSITIONS, POSITIONS + 0.25])
-def test_apply_moves_no_positions_that_are_distributed_as_q(positions, placements):
-    missing = 2 - positions.ndim  # axes of q, by which positions are replicated
-    shards = [p.dim - missing if p in (BATCH, SEQ) else -1 for p in placements]
-    for given in ([R if n < 0 else Shard(n) for n in shards], [R] * len(placements)):
-        check(placements, apply, [positions], [spread(positions, given)])
+    if isinstance(positions, torch.Tensor) and 1 not in positions.shape:
+        missing = 2 - positions.ndim  # axes of q, by which positions are replicated
+        shards = [p.dim - missing if p in (BATCH, SEQ) else -1 for p in placements]
+        for given in ([R if n < 0 else Shard(n) for n in shards], [R] * len(placements)):
+            check(placements, apply, [positions], [spread(positions, given)])
 
 
 ONCE, TWICE = {"moved": (1, 0)}, {"moved": (2, 2)}  # for q and k; there and back
@@ -207,20 +203,24 @@ def test_functions_of_distributed_arrays_equal_those_of_whole_arrays(call, place
     assert y.stride() == expected.stride()
 
 
-@pytest.mark.parametrize("placements", [[SEQ], [BATCH], [R], [SEQ, BATCH], [R, BATCH]], ids=str)
+SPLIT = RoPE(position_axes=(0, 1, 0, 1, 0, 1))
+
+
+@pytest.mark.parametrize(
+    ("rope", "placements", "lie"),
+    [
+        *((ROPE, p, p) for p in ([SEQ], [BATCH], [R], [SEQ, BATCH], [R, BATCH])),
+        (SPLIT, [Shard(1), Shard(1)], [Shard(0), Shard(0)]),
+    ],
+)
 @pytest.mark.parametrize("options", [{}, {"dtype": torch.float64}, {"xp": torch}])
-def test_cos_sin_is_distributed_as_positions(options, placements):
-    positions = spread(BATCHED, placements)
+def test_cos_sin_is_distributed_as_the_tokens_of_positions(rope, placements, lie, options):
+    whole = BATCHED if rope is ROPE else BATCHED[:2]
+    head_dim = 16 if rope is ROPE else 12
     with collectives(0):
-        got = ROPE.cos_sin(positions, 16, **options)
-    for table, expected in zip(got, ROPE.cos_sin(BATCHED, 16, **options), strict=True):
-        same(table, expected, placements)
-
-
-def test_cos_sin_is_distributed_as_the_tokens_of_components():
-    rope = RoPE(position_axes=(0, 1, 0, 1))
-    got, _ = rope.cos_sin(spread(BATCHED[:2], [Shard(1), Shard(1)]), 8)
-    same(got, rope.cos_sin(BATCHED[:2], 8)[0], [Shard(0), Shard(0)])
+        got = rope.cos_sin(spread(whole, placements), head_dim, **options)
+    for table, expected in zip(got, rope.cos_sin(whole, head_dim, **options), strict=True):
+        same(table, expected, lie)
 
 
 @pytest.mark.parametrize("placement", [R, SEQ, HEADS], ids=str)
@@ -242,22 +242,20 @@ def test_out_takes_dtensors_and_autograd_notices(placement):
 
 @pytest.mark.parametrize(("placement", "cached"), [(R, R), (HEADS, Shard(1))])
 def test_slots_take_local_shards_and_no_dtensors(placement, cached):
-    q, k, moved, slots = Q[:1], Q[:1, :, :2], POSITIONS + 1, [4, 2, 3]
-    whole = sample(8, 2, 16)
-    cache = spread(whole.clone(), [cached])
-    q_there, k_there = (spread(x, [placement]) for x in (q, k))
+    q, k, moved, whole = Q[:1], Q[:1, :, :2], POSITIONS + 1, sample(8, 2, 16)
+    cache, there = spread(whole.clone(), [cached]), [spread(x, [placement]) for x in (q, k)]
+    write = partial(ROPE.apply, slots=[4, 2, 3])
     refused = r"slots= takes no torch DTensor arrays.*to_local\(\)"
     for out in (cache, whole):
         with pytest.raises(RopeError, match=refused):
-            ROPE.apply(q_there, k_there, moved, out=(None, out), slots=slots)
+            write(*there, moved, out=(None, out))
     with pytest.raises(RopeError, match=refused):
-        ROPE.rerotate(cache, moved, moved + 1, axes="shd", slots=slots, out=cache)
+        ROPE.rerotate(cache, moved, moved + 1, axes="shd", slots=[4, 2, 3], out=cache)
     with pytest.raises(TypeError, match=r"out\[1\] a torch DTensor array"):
-        ROPE.apply(q, k, moved, out=(None, cache), slots=slots)
+        write(q, k, moved, out=(None, cache))
     same(cache, whole, [cached])
-    local = q_there.to_local(), k_there.to_local(), moved
-    ROPE.apply(*local, out=(None, cache.to_local()), slots=slots)
-    same(cache, ROPE.apply(q, k, moved, out=(None, whole), slots=slots)[1], [cached])
+    write(*(x.to_local() for x in there), moved, out=(None, cache.to_local()))
+    same(cache, write(q, k, moved, out=(None, whole))[1], [cached])
 
 
 Q_THERE, Q_CUT, FAR = spread(Q, [SEQ]), spread(Q, [LAST]), spread(POSITIONS, [R, R])
