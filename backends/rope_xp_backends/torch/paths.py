@@ -28,13 +28,11 @@ class Triton(Path):
     normalizes = takes_slots = True
 
     def decline_reason(self, call: Call, *, forced: bool) -> str | None:
-        device = library.DEVICES, "GPUs of CUDA and ROCm"
         return (
-            _decline_tensors(call.arrays, *device)
+            _decline_tensors(call, library.DEVICES, "GPUs of CUDA and ROCm")
             or gpu.KERNELS.decline_reason()
-            or _decline_for_operator(call, *device)
+            or _decline_operations(call)
             or gpu.kernel_decline_reason(call)
-            or _decline_norm(call, *device)
             or (None if forced else _decline_export())
         )
 
@@ -51,12 +49,10 @@ class TorchNative(Path):
     normalizes = True
 
     def decline_reason(self, call: Call, *, forced: bool) -> str | None:
-        device = ("cpu",), "CPUs"
         return (
             native.decline_reason(call)
-            or _decline_tensors(call.arrays, *device)
-            or _decline_for_operator(call, *device)
-            or _decline_norm(call, *device)
+            or _decline_tensors(call, ("cpu",), "CPUs")
+            or _decline_operations(call)
             or (None if forced else _decline_export() or _decline_small(call))
         )
 
@@ -126,8 +122,8 @@ def _decline_small(call: Call) -> str | None:
     return "inductor makes one loop of it and its neighbours" if few else None
 
 
-def _decline_tensors(tensors: Tensors, devices: Container[str], hardware: str) -> str | None:
-    for x in tensors:
+def _decline_tensors(call: Call, devices: Container[str], hardware: str) -> str | None:
+    for x in (*call.arrays, *(call.out or ()), *_given_weights(call)):
         if x.device.type not in devices:
             return f"its kernels are for {hardware}, and a tensor is on {x.device}"
         if type(x) not in PLAIN:
@@ -135,25 +131,17 @@ def _decline_tensors(tensors: Tensors, devices: Container[str], hardware: str) -
     return None
 
 
-def _decline_norm(call: Call, devices: Container[str], hardware: str) -> str | None:
-    """Return why a kernel does not normalize, and plain operations do."""
-    if call.spec.norm is None:
-        return None
-    weights = tuple([w for w in call.weights if w is not None])
-    negated = not torch.compiler.is_compiling() and any(x.is_neg() for x in call.arrays + weights)
-    if negated or private.are_transforms_active():
-        return "a norm of negated tensors, or under a transform, needs plain operations"
-    return _decline_tensors(weights, devices, hardware)
-
-
-def _decline_for_operator(call: Call, devices: Container[str], hardware: str) -> str | None:
-    """Return why the operator cannot follow transforms, gradients or ``out``."""
+def _decline_operations(call: Call) -> str | None:
+    """Return why the operator cannot follow transforms, gradients, norms or ``out``."""
     compiling, transformed = torch.compiler.is_compiling(), private.are_transforms_active()
     unsupported = private.is_forward_mode()
     if transformed:
-        unsupported = compiling or not private.are_transforms_reverse()
+        is_norm = call.spec.norm is not None
+        unsupported = compiling or is_norm or not private.are_transforms_reverse()
+    elif call.spec.norm is not None and not compiling:
+        unsupported = unsupported or any(x.is_neg() for x in call.arrays + _given_weights(call))
     if unsupported:
-        return "this transform needs plain operations"
+        return "this transform, or a norm of negated tensors, needs plain operations"
     if angles_need_gradient(call):
         return "a derivative with respect to angles needs plain operations"
     if call.out is None:
@@ -163,7 +151,7 @@ def _decline_for_operator(call: Call, devices: Container[str], hardware: str) ->
         return "a compiler, transform or mode that sees operations cannot follow out="
     if any(x.is_neg() or (x.stride(-1) != 1 and x.shape[-1] > 1) for x in call.out):
         return "the last axis of out is not contiguous, or holds negated numbers"
-    return _decline_tensors(call.out, devices, hardware)
+    return None
 
 
 def angles_need_gradient(call: Call) -> bool:

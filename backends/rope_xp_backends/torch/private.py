@@ -5,7 +5,7 @@ Where a version lacks a name, another value stands for it, by which calls take t
 
 import pkgutil
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -14,10 +14,10 @@ import torch.autograd.forward_ad
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
-def _resolve(name: str, otherwise: Any = None, module: str = "torch") -> Any:
-    """Return the value of a dotted name in a module, or another where this torch lacks it."""
+def _resolve(name: str, otherwise: Any = None) -> Any:
+    """Return the value of a dotted name in torch, or another where this version lacks it."""
     try:
-        return pkgutil.resolve_name(f"{module}:{name}")
+        return pkgutil.resolve_name(f"torch.{name}")
     except (AttributeError, ImportError):
         return otherwise
 
@@ -41,14 +41,14 @@ dlpack_exchange: Any = _resolve("Tensor.__dlpack_c_exchange_api__")
 """A capsule of functions that read tensors, by DLPack."""
 _count_function_modes: Callable[[], int] = _resolve("_C._len_torch_function_stack", _suspect)
 _function_mode_at: Callable[[int], object] = _resolve("_C._get_function_stack_at", _suspect)
-_default_device: Any = _resolve("DeviceContext", None, "torch.utils._device")
+_default_device: Any = _resolve("utils._device.DeviceContext")
 _is_tracing: Callable[[], bool] = _resolve("_C._is_tracing", _suspect)
 _is_profiled: Callable[[], bool] = _resolve("_C._autograd._profiler_enabled", _suspect)
 _transforms: Callable[[], Any] = _resolve("_C._functorch.get_interpreter_stack", lambda: [None])
 _transform_type: Callable[[Any], Any] = _resolve("_C._functorch.CInterpreter.key", _suspect)
 _reverse = [_resolve(f"_C._functorch.TransformType.{name}") for name in ("Grad", "Vmap")]
-_without_transforms: Any = _resolve("_C._DisableFuncTorch")
-_without_modes: Any = _resolve("_disable_current_modes", None, "torch.utils._python_dispatch")
+_without_transforms: Any = _resolve("_C._DisableFuncTorch", nullcontext)
+_without_modes: Any = _resolve("utils._python_dispatch._disable_current_modes", nullcontext)
 _raw_stream: Callable[[int], int] | None = _resolve("_C._cuda_getCurrentRawStream")
 """None in builds for CPUs."""
 # Dynamo traces these since torch 2.8, as it has that tag.
@@ -151,17 +151,15 @@ def mark_constant(function: FunctionT) -> FunctionT:
 
 def can_make_plain_tensors() -> bool:
     """Return whether :func:`unobserved` leaves all transforms and modes."""
-    if _without_transforms is not None and _without_modes is not None:
-        return True
-    return not (are_transforms_active() or count_dispatch_modes())
+    leaves_all = nullcontext not in (_without_transforms, _without_modes)
+    return leaves_all or not (are_transforms_active() or count_dispatch_modes())
 
 
 def unobserved() -> AbstractContextManager[object]:
     """Return a context without transforms and modes, in which plain tensors are made."""
     stack = ExitStack()
-    for context in (_without_transforms, _without_modes):
-        if context is not None:
-            stack.enter_context(context())
+    stack.enter_context(_without_transforms())
+    stack.enter_context(_without_modes())
     return stack
 
 
