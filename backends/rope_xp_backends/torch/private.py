@@ -15,9 +15,9 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
 def _resolve(name: str, otherwise: Any = None) -> Any:
-    """Return the value of a dotted name in torch, or another where this version lacks it."""
+    """Return the value of a name in a module, or another where this torch lacks it."""
     try:
-        return pkgutil.resolve_name(f"torch.{name}")
+        return pkgutil.resolve_name(name)
     except (AttributeError, ImportError):
         return otherwise
 
@@ -27,29 +27,31 @@ def _suspect(*_: Any) -> bool:
 
 
 are_transforms_active: Callable[[], bool] = _resolve(
-    "_C._are_functorch_transforms_active", _suspect
+    "torch:_C._are_functorch_transforms_active", _suspect
 )
 """Whether a transform of torch.func is active, or may be."""
-count_dispatch_modes: Callable[[], int] = _resolve("_C._len_torch_dispatch_stack", _suspect)
-is_functional: Callable[[torch.Tensor], bool] = _resolve("_is_functional_tensor", _suspect)
+count_dispatch_modes: Callable[[], int] = _resolve("torch:_C._len_torch_dispatch_stack", _suspect)
+is_functional: Callable[[torch.Tensor], bool] = _resolve("torch:_is_functional_tensor", _suspect)
 """Whether writes to a tensor are recorded, which only looks plain, or may be."""
-has_storage: Callable[[torch.Tensor], bool] = _resolve("_C._has_storage", lambda _: False)
+has_storage: Callable[[torch.Tensor], bool] = _resolve("torch:_C._has_storage", lambda _: False)
 """Whether a tensor surely has memory; those of batched gradients only look plain."""
-FakeTensor: Any = _resolve("_subclasses.FakeTensor", torch.Tensor)
+FakeTensor: Any = _resolve("torch:_subclasses.FakeTensor", torch.Tensor)
 """The class of tensors without memory; any tensor may be one where it is unknown."""
-dlpack_exchange: Any = _resolve("Tensor.__dlpack_c_exchange_api__")
+dlpack_exchange: Any = _resolve("torch:Tensor.__dlpack_c_exchange_api__")
 """A capsule of functions that read tensors, by DLPack."""
-_count_function_modes: Callable[[], int] = _resolve("_C._len_torch_function_stack", _suspect)
-_function_mode_at: Callable[[int], object] = _resolve("_C._get_function_stack_at", _suspect)
-_default_device: Any = _resolve("utils._device.DeviceContext")
-_is_tracing: Callable[[], bool] = _resolve("_C._is_tracing", _suspect)
-_is_profiled: Callable[[], bool] = _resolve("_C._autograd._profiler_enabled", _suspect)
-_transforms: Callable[[], Any] = _resolve("_C._functorch.get_interpreter_stack", lambda: [None])
-_transform_type: Callable[[Any], Any] = _resolve("_C._functorch.CInterpreter.key", _suspect)
-_reverse = [_resolve(f"_C._functorch.TransformType.{name}") for name in ("Grad", "Vmap")]
-_without_transforms: Any = _resolve("_C._DisableFuncTorch", nullcontext)
-_without_modes: Any = _resolve("utils._python_dispatch._disable_current_modes", nullcontext)
-_raw_stream: Callable[[int], int] | None = _resolve("_C._cuda_getCurrentRawStream")
+_count_function_modes: Callable[[], int] = _resolve("torch:_C._len_torch_function_stack", _suspect)
+_function_mode_at: Callable[[int], object] = _resolve("torch:_C._get_function_stack_at", _suspect)
+_default_device: Any = _resolve("torch.utils._device:DeviceContext")
+_is_tracing: Callable[[], bool] = _resolve("torch:_C._is_tracing", _suspect)
+_is_profiled: Callable[[], bool] = _resolve("torch:_C._autograd._profiler_enabled", _suspect)
+_transforms: Callable[[], Any] = _resolve(
+    "torch:_C._functorch.get_interpreter_stack", lambda: [None]
+)
+_transform_type: Callable[[Any], Any] = _resolve("torch:_C._functorch.CInterpreter.key", _suspect)
+_reverse = [_resolve(f"torch:_C._functorch.TransformType.{name}") for name in ("Grad", "Vmap")]
+_without_transforms: Any = _resolve("torch:_C._DisableFuncTorch", nullcontext)
+_without_modes: Any = _resolve("torch.utils._python_dispatch:_disable_current_modes", nullcontext)
+_raw_stream: Callable[[int], int] | None = _resolve("torch:_C._cuda_getCurrentRawStream")
 """None in builds for CPUs."""
 # Dynamo traces these since torch 2.8, as it has that tag.
 _traced = hasattr(torch.Tag, "needs_exact_strides")
@@ -63,7 +65,9 @@ def _increment_each(xs: Iterable[torch.Tensor]) -> None:
 increment_versions: Callable[[Iterable[torch.Tensor]], None] = _increment_each
 """Bump version counters after an in-place write, so that autograd notices it."""
 if "Iterable" in str(torch.autograd.graph.increment_version.__annotations__.get("tensor")):
-    increment_versions = _resolve("_C._increment_version", torch.autograd.graph.increment_version)
+    increment_versions = _resolve(
+        "torch:_C._increment_version", torch.autograd.graph.increment_version
+    )
 
 
 def is_forward_mode() -> bool:
