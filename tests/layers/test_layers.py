@@ -83,6 +83,26 @@ def test_layer_holds_no_arrays(framework):
     assert STATES[framework](layer) == []
 
 
+@pytest.mark.parametrize(
+    ("framework", "jit"), [("flax", "flax.nnx:jit"), ("equinox", "equinox:filter_jit")]
+)
+def test_equal_layers_of_jax_share_a_compilation(framework, jit):
+    pytest.importorskip(framework)
+    arrays, traced = inputs(framework, ROPES["yarn"]), []
+
+    def rotate(layer, *arrays):
+        traced.append((layer.rope, layer.axes))
+        return layer(*arrays)
+
+    compiled, names = pkgutil.resolve_name(jit)(rotate), ("yarn", "yarn", "half")
+    layers = [make_layer(framework, ROPES[name], axes="bshd") for name in names]
+    first, again, _ = [compiled(layer, *arrays) for layer in layers]
+    assert_same(first, pkgutil.resolve_name("jax:jit")(ROPES["yarn"].apply)(*arrays))
+    assert_same(again, first)
+    assert traced == [(ROPES["yarn"], "bshd"), (ROPES["half"], "bshd")]
+    assert "scaling=YaRN(factor=4.0" in repr(layers[0])
+
+
 @every_framework
 def test_layer_refuses_the_ropes_of_all_layer_types(framework):
     ropes = rope_xp.from_hf_config({"model_type": "gemma3_text"})
