@@ -5,14 +5,12 @@ compute a layer by one and then by the other.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
-from rope_xp._arguments.axes import parse_axes
 from rope_xp._arguments.table_forms import COLUMN_FORMS, one_per_pair
 from rope_xp._core.call import Call, NormSpec, RotationSpec
 from rope_xp._core.slices import slice_of
@@ -127,19 +125,13 @@ def _copy_tensor(positions: torch.Tensor, double: bool) -> Tensors | None:
 
 def rotate_by_rope(*call: Any) -> Any:
     """Rotate as the entry does, and record it; None to leave that to the slow path."""
-    _, q, k, positions, k_positions, axes, _, norm, _, _, how = call
+    _, q, k, positions, k_positions, _, _, norm, _, _, how = call
     arrays = (q,) if how & ONE else (q, k)
-    if norm is not None or k_positions is not None or not need_gradients(arrays):
-        if not all(type(x) in PLAIN for x in arrays):
-            return None
-        both = not how & ONE
-        apart = both and norm is None and q.requires_grad != k.requires_grad
-        if both and (k_positions is not None or apart):
-            return _rotate_apart(call) if _is_pair(q, k, axes, k_positions is not None) else None
-        if norm is None:
-            return None
-    saved = copy_positions(positions, q.dtype is torch.float64)
-    if saved is None:
+    if not _can_record(arrays, norm):
+        return None
+    own = (positions,) if k_positions is None else (positions, k_positions)
+    saved = [copy_positions(p, q.dtype is torch.float64) for p in own]
+    if None in saved:
         return None
     results = entry.native_rotate_by_rope(*call[:-1], how | RECORDED)
     return None if results is None else _record_call(results, call, 1, saved, arrays)
@@ -149,7 +141,7 @@ def rotate_by_tables(*call: Any) -> Any:
     """Do the same by cos and sin, of which no gradient is recorded."""
     q, k, cos, sin, _, _, norm, *_, how = call[4:]
     arrays = (q,) if how & ONE else (q, k)
-    if not all(type(x) in PLAIN for x in arrays) or (norm is None and not need_gradients(arrays)):
+    if not _can_record(arrays, norm):
         return None
     if not all(type(t) is torch.Tensor and t.dtype in _FLOATS for t in (cos, sin)):
         return None
@@ -158,22 +150,37 @@ def rotate_by_tables(*call: Any) -> Any:
     if any(t.requires_grad for t in tables):
         return None
     results = entry.native_rotate_by_tables(*call[:6], *tables, *call[8:-1], how | RECORDED)
-    return None if results is None else _record_call(results, call, 4, tables, arrays)
+    return None if results is None else _record_call(results, call, 4, [tables], arrays)
+
+
+def _can_record(arrays: Tensors, norm: Any) -> bool:
+    return all(type(x) in PLAIN for x in arrays) and (
+        norm is not None or any(x.requires_grad for x in arrays)
+    )
 
 
 def _record_call(
-    results: Any, call: tuple[Any, ...], place: int, saved: Tensors, arrays: Tensors
+    results: Any, call: tuple[Any, ...], place: int, saved: list[Any], arrays: Tensors
 ) -> Any:
-    """Return the results of a call, with q at ``place``, as autograd records them."""
+    """Return the results of a call, with q at ``place``, as autograd records them.
+
+    ``saved`` are the angles of all arrays, or of each its own.
+    """
     head, (axes, _, norm, *_, how) = call[:place], call[place + 4 :]
-    rotate_back = partial(transpose, head, axes, how)
-    results = (results,) if how & ONE else results
-    if norm is None:
-        results = record(results, rotate_back, saved, arrays)
-    else:
-        spec, weights = _describe_norm(read_norm(norm), head, saved, arrays)
-        results = record(results, rotate_back, saved, arrays, weights, spec)
-    return results[0] if how & ONE else results
+    back, spec = partial(transpose, head, axes, how), None
+    weights: Tensors = ()
+    if norm is not None:
+        spec, weights = _describe_norm(read_norm(norm), head, saved[0], arrays)
+    if how & ONE:
+        return record((results,), back, saved[0], arrays, weights, spec)[0]
+    if len(saved) == 1 and (norm is not None or arrays[0].requires_grad == arrays[1].requires_grad):
+        return record(results, back, saved[0], arrays, weights, spec)
+    # All results of one function would require a gradient.
+    q, k = slice(0, 1), slice(1, 2)
+    return (
+        *record(results[q], back, saved[0], arrays[q], weights[q], spec),
+        *record(results[k], back, saved[-1], arrays[k], weights[k], spec),
+    )
 
 
 def _describe_norm(
@@ -189,32 +196,6 @@ def _describe_norm(
     axes: Any = None
     spec = NormSpec(norm.eps, norm.offset, False, over_slice)
     return RotationSpec(axes, "half", rotary_dim, offset, False, spec), weights
-
-
-def _is_pair(q: torch.Tensor, k: torch.Tensor, axes: Any, own_tokens: bool) -> bool:
-    """Return whether q and k differ only where they may; the slow path says where else."""
-    where = parse_axes(axes, q.ndim, "q")
-    free = (where.heads, where.tokens) if own_tokens else (where.heads,)
-    same = [i in free or n == m for i, (n, m) in enumerate(zip(q.shape, k.shape, strict=False))]
-    return q.ndim == k.ndim and all(same)
-
-
-def _rotate_apart(call: tuple[Any, ...]) -> Any:
-    """Rotate q and k in calls of their own: all results of one require a gradient, or none."""
-    rope, q, k, positions, k_positions, axes, out, norm, *rest, how = call
-    backend, results, norms = require_backend(q, "q"), [], (norm, norm)
-    if norm is not None:
-        shapes = [getattr(w, "shape", None) for w in (norm.q_weight, norm.k_weight)]
-        if type(norm) is not QKNorm or shapes[0] != shapes[1]:
-            return None
-        norms = norm, replace(norm, q_weight=norm.k_weight)
-    own = positions, positions if k_positions is None else k_positions
-    for x, given, of_x in zip((q, k), own, norms, strict=True):
-        alone = rope, x, None, given, None, axes, out, of_x, *rest, how | ONE
-        results.append(backend.rotate_by_rope(*alone))
-        if results[-1] is None:
-            return None
-    return tuple(results)
 
 
 def transpose(

@@ -31,6 +31,25 @@ def test_gradients_of_both_orders_equal_differences(layout, part):
         assert torch.autograd.gradgradcheck(f, (q, k), check_batched_grad=True)
 
 
+@pytest.mark.parametrize("normalized", [6, 4])  # components of a head, or the slice alone
+@pytest.mark.parametrize("own", [{}, {"k_positions": POSITIONS[2:4]}], ids=["shared", "own"])
+def test_gradients_of_both_orders_of_norms_equal_differences(own, normalized):
+    rope = RoPE(rotary_dim=4, rotary_offset=1)
+    arrays = [sample(2, n, 6, dtype=torch.float64) for n in (2, 1)]
+    arrays += [sample(normalized, dtype=torch.float64) * n for n in (1, 2)]
+
+    def rotate(q, k, *weights):
+        norm = rope_xp.QKNorm(*weights, eps=1e-3, offset=1.0)
+        return rope.apply(q, k, POSITIONS[1:3], norm=norm, **own)
+
+    arrays = [x.requires_grad_() for x in arrays]
+    assert torch.autograd.gradcheck(rotate, arrays)
+    assert torch.autograd.gradgradcheck(rotate, arrays)
+    tables = rope.cos_sin(POSITIONS[1:3], 6, dtype=torch.float64)
+    given = rope.with_tables(*tables).apply
+    assert torch.autograd.gradcheck(lambda q, k, *w: given(q, k, norm=rope_xp.QKNorm(*w)), arrays)
+
+
 CALLS = {
     "plainly": rope_xp.apply,
     "with positions of k": lambda q, k, p: rope_xp.apply(q, k, p, k_positions=POSITIONS - 1),

@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 from support.cases import slow
+from support.ways import decline_all
 
 from rope_xp import QKNorm, RoPE
 
@@ -15,6 +16,8 @@ CALLS = {
     "apply": HALF.apply,
     "rotate": lambda q, k, p: (HALF.rotate(q, p), HALF.rotate(k, p)),
     "angles": lambda q, k, p: HALF.at(p, like=q).apply(q, k),
+    "k alone": lambda q, k, p: HALF.apply(q.detach(), k, p),
+    "positions of k": lambda q, k, p: HALF.apply(q, k, p, k_positions=p),
 }
 POSITIONS = {
     "int64": lambda n: torch.arange(n) * 31,
@@ -82,10 +85,15 @@ def test_gradients_under_checkpointing_and_offloading_equal_plain_ones(wrap, kin
         torch.testing.assert_close(train(layers, *arrays, WRAPS[wrap]), train(layers, *arrays))
 
 
+@pytest.mark.parametrize("by_entry", [True, False])
 @pytest.mark.parametrize("inference", [False, True])
 @pytest.mark.parametrize("kind", ["int64", "int32", "fractions"])
-def test_positions_written_over_before_backward_do_not_matter(kind, inference):
+def test_positions_written_over_before_backward_do_not_matter(
+    kind, inference, by_entry, monkeypatch
+):
     """As pipelines and captured loops do, whose buffers are static."""
+    if not by_entry:
+        decline_all(monkeypatch)
     x = torch.randn(1, 9, 2, 16, requires_grad=True)
     with torch.inference_mode(inference):
         positions = POSITIONS[kind](9)
