@@ -217,8 +217,9 @@ SPLIT = RoPE(position_axes=(0, 1, 0, 1, 0, 1))
 def test_cos_sin_is_distributed_as_the_tokens_of_positions(rope, placements, lie, options):
     whole = BATCHED if rope is ROPE else BATCHED[:2]
     head_dim = 16 if rope is ROPE else 12
+    positions = spread(whole, placements)
     with collectives(0):
-        got = rope.cos_sin(spread(whole, placements), head_dim, **options)
+        got = rope.cos_sin(positions, head_dim, **options)
     for table, expected in zip(got, rope.cos_sin(whole, head_dim, **options), strict=True):
         same(table, expected, lie)
 

@@ -9,6 +9,7 @@ from support.cases import slow
 from support.rules import Temperature
 from support.targets import truth
 from support.torch_op import POSITIONS, TORCH, recording, rotate, same, sample
+from support.ways import decline_all
 
 import rope_xp
 from rope_xp import RoPE, RopeError
@@ -83,7 +84,10 @@ def test_results_and_inputs_can_be_resized():
         owner.resize_(1, 4096, 8, 64)
 
 
-def test_writing_over_what_backward_needs_is_an_error_of_autograd():
+@pytest.mark.parametrize("by_entry", [True, False])
+def test_writing_over_what_backward_needs_is_an_error_of_autograd(by_entry, monkeypatch):
+    if not by_entry:
+        decline_all(monkeypatch)
     for write in (
         lambda x: RoPE().rotate(x, out=x),
         lambda x: RoPE().apply(x.clone(), x, out=(torch.empty_like(x), x)),
