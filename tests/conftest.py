@@ -27,7 +27,7 @@ import rope_xp
 
 try:
     ctypes.CDLL("libcuda.so.1")
-except OSError:  # jax's plugin for GPUs, if it is there to compile, would tell so at each start
+except OSError:  # jax's plugin for GPUs, if it is installed, would log that at each start
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Else jax takes three quarters of a GPU's memory, in every process of pytest-xdist.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")

@@ -37,7 +37,7 @@ _NUMPY = (("generic", lambda: _load("numpy")), ("ndarray", lambda: _load("numpy"
 LIBRARIES = (
     Library("numpy", _NUMPY, "", ("native", "chunked")),
     Library("torch", _TORCH, "torch", ("triton", "native")),
-    Library("jax", (("Array", lambda: _load("jax")),), "jax", ("jit-gpu", "jit"), has_pytrees=True),
+    Library("jax", (("Array", lambda: _load("jax")),), "jax", ("jit",), has_pytrees=True),
     Library("cupy", (("ndarray", lambda: _load("cupy")),), "cupy-cuda13x", ("cuda",)),
     Library("mlx", (("core.array", lambda: _load("mlx")),), "mlx", ()),
     Library("ndonnx", (("Array", lambda: _load("ndonnx")),), "ndonnx", ()),

@@ -9,8 +9,6 @@ A layout reads r consecutive components as a matrix: (r/2, 2) for pairs (2i, 2i+
 pairs (i, i + r/2). Compilers like that: XLA on a CPU takes longer to concatenate halves.
 """
 
-from collections.abc import Callable
-
 from rope_xp._core.call import (
     AngleSource,
     Axes,
@@ -73,13 +71,10 @@ def rotate(xp: Namespace, x: Array, cos: Array, sin: Array, spec: RotationSpec) 
     return xp.concat([x[..., :offset], y, x[..., offset + rotary_dim :]], axis=-1)
 
 
-def run(call: Call, rotate: Callable[..., Array] = rotate) -> tuple[Array, ...]:
-    """Return the rotated arrays, in ``call.out`` if it is given.
-
-    ``rotate`` is :func:`rotate`, or an equal that compiles better.
-    """
+def run(call: Call) -> tuple[Array, ...]:
+    """Return the rotated arrays, in ``call.out`` if it is given."""
     if call.slots is not None:  # where a kernel could not be compiled
-        return slots.write_keys(call, run(slots.without_slots(call), rotate))
+        return slots.write_keys(call, run(slots.without_slots(call)))
     call = norm.round_between(call)
     xp, results, norm_spec = call.backend.xp, [], call.spec.norm
     for part in call.split(one_dtype=False):

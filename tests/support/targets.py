@@ -156,7 +156,6 @@ TARGETS = (
     Target("torch-compile-native", "torch", "torch:cpu", **COMPILED, **NATIVE),
     Target("jax", "jax", "jax:cpu", **JAX),
     Target("jax-jit", "jax", "jax:cpu", run=_run_jitted, **JAX),
-    Target("jax-jit-gpu", "jax", "jax:cpu", run=_run_jitted, path="jit-gpu", **JAX),
     Target("mlx", "mlx", put=_put_mlx, fetch=_fetch_mlx, floats=_list_mlx_floats()),
     Target("dask", "dask", "dask:cpu", compiles=True),
     Target("dask-portable", "dask", "dask:cpu", path="portable", compiles=True),

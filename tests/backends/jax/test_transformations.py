@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from support.cases import slow
 from support.equality import LAYOUTS
+from support.programs import printed
 
 import rope_xp
 from rope_xp import Angles, RoPE
@@ -21,14 +22,6 @@ ATOL = 1e-6
 HALF = RoPE(layout="half")
 
 
-@pytest.fixture(autouse=True, params=["jit"])
-def path(request, monkeypatch):
-    """Have jax's arrays take a path; use_path would ask numpy's for it as well."""
-    reason = None if request.param == "jit-gpu" else "it is the other one's turn"
-    monkeypatch.setattr(glue.JitGpu, "decline_reason", lambda *_, **__: reason)
-    return request.param
-
-
 def sample(*shape: int) -> jax.Array:
     return jnp.asarray(np.random.default_rng(0).standard_normal(shape), jnp.float32)
 
@@ -37,15 +30,10 @@ def close(a, b, atol=ATOL):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=0, atol=atol), a, b)
 
 
-both_paths = pytest.mark.parametrize("path", ["jit", "jit-gpu"], indirect=True)
-one_path = pytest.mark.parametrize("path", [slow("jit"), "jit-gpu"], indirect=True)
-
-
-@both_paths
-def test_eager_calls_run_one_jitted_function(path):
+def test_eager_calls_run_one_jitted_function():
     q, k = sample(1, 5, 4, 16), sample(1, 5, 2, 16)
-    assert rope_xp.explain(q, k).path == path
-    (run,) = [p._run for p in glue.BACKEND.paths if p.name == path]
+    assert rope_xp.explain(q, k).path == "jit"
+    run = glue.BACKEND.paths[0]._run
     rope_xp.apply(q, k, POSITIONS)
     before = run._cache_size()
     for start in range(4):
@@ -53,7 +41,6 @@ def test_eager_calls_run_one_jitted_function(path):
     assert run._cache_size() == before
 
 
-@one_path
 def test_gradients_of_both_orders_equal_differences():
     from jax.test_util import check_grads
 
@@ -67,7 +54,6 @@ GRADIENTS += [("float16", 11, "interleaved_to_half")]
 
 
 @pytest.mark.parametrize(("dtype", "bits", "layout"), GRADIENTS)
-@one_path
 def test_gradients_are_the_inverse_rounded_once(layout, dtype, bits):
     rope, g = RoPE(layout=layout, rotary_dim=8), sample(5, 3, 10).astype(dtype)
     expected = rope.unrotate(np.asarray(g).astype(np.float64), POSITIONS)
@@ -75,13 +61,23 @@ def test_gradients_are_the_inverse_rounded_once(layout, dtype, bits):
     np.testing.assert_allclose(np.asarray(got, np.float64), expected, rtol=2.0**-bits, atol=ATOL)
 
 
-@both_paths
 def test_derivatives_keep_the_angles_of_tokens_alone():
     x = sample(2, 5, 3, 16).at[0].set(jnp.inf)
     _, pull = jax.vjp(lambda x: RoPE().rotate(x, POSITIONS), x)
     assert max(kept.size for kept in jax.tree.leaves(pull)) <= 5 * 8
     tangent = jax.jvp(lambda x: RoPE().rotate(x, POSITIONS), (x,), (jnp.ones_like(x),))[1]
     close(tangent, RoPE().rotate(jnp.ones_like(x), POSITIONS))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+def test_shardings_pass_through_a_rotation_and_nothing_moves(kind):
+    """On eight devices: see meshes.py."""
+    # The number of devices is fixed when jax starts, and warnings are errors there too.
+    lines = printed("meshes.py", kind, options=("-W", "error"))
+    count, *rest = lines.split(maxsplit=1)
+    assert rest == ["cases\n"], lines
+    assert int(count) > 20
 
 
 @pytest.mark.slow
