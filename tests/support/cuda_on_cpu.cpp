@@ -44,8 +44,8 @@ using Kernel = void (*)(const void *);
 static Kernel kernel;
 static const void *arguments;
 
-template <auto KERNEL, bool APART> static void call(const void *words) {
-  KERNEL(*static_cast<const Parts<APART> *>(words));
+template <auto KERNEL> static void call(const void *words) {
+  KERNEL(*static_cast<const Arguments *>(words));
 }
 static std::vector<char> finished;
 
@@ -90,8 +90,8 @@ static bool run(Kernel which, bool together, const unsigned *grid, const unsigne
   gridDim = {grid[0], grid[1], grid[2]};
   blockDim = {block[0], block[1], block[2]};
   misaligned = false;
-  for (unsigned i = 0; i < grid[0] * grid[1] * grid[2]; ++i) {
-    blockIdx = {i % grid[0], i / grid[0] % grid[1], i / grid[0] / grid[1]};
+  for (unsigned i = 0; i < grid[0] * grid[1]; ++i) {
+    blockIdx = {i % grid[0], i / grid[0], 0};
     if (together) {
       run_block_together();
       continue;

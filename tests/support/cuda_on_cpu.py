@@ -48,7 +48,7 @@ def decline_reason():
 
 
 @lru_cache
-def _library(norm_dtype, apart):
+def _library(norm_dtype):
     """Compile the kernel for every key, without a norm or with that of a dtype.
 
     That takes five seconds, so one process of a run does it for all.
@@ -56,15 +56,15 @@ def _library(norm_dtype, apart):
     import fcntl  # which Windows lacks
 
     source = Path(__file__).with_suffix(".cpp").read_text()
-    for key, i in _numbers(norm_dtype, apart).items():
+    for key, i in _numbers(norm_dtype).items():
         source += (
             f'extern "C" bool launch_{i}(const unsigned *grid, const unsigned *block, '
-            f"const void *words) {{ return run(call<{key.expression}, {int(key.apart)}>, "
+            f"const void *words) {{ return run(call<{key.expression}>, "
             f"{int(together(key))}, grid, block, words); }}\n"
         )
     source += 'extern "C" size_t size() { return sizeof(Arguments); }\n'
     include = cuda_folder("include")
-    file = Path(os.environ["ROPE_XP_TEST_BUILDS"], f"{norm_dtype}_{apart}.cpp")
+    file = Path(os.environ["ROPE_XP_TEST_BUILDS"], f"{norm_dtype}.cpp")
     made = file.with_suffix(".so")
     with file.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -86,9 +86,9 @@ def together(key):
 
 def launch(key, grid, block, words):
     assert words.size == 1  # cupy passes no other array by value
-    of = key.dtype if key.norm else None, key.apart
-    assert words.itemsize == 8 * cuda_plan.N_ARGUMENTS * (1 + key.apart)
-    function = getattr(_library(*of), f"launch_{_numbers(*of)[key]}")
+    of = key.dtype if key.norm else None
+    assert words.itemsize == 8 * cuda_plan.N_ARGUMENTS
+    function = getattr(_library(of), f"launch_{_numbers(of)[key]}")
     function.restype = ctypes.c_bool
     integers = ctypes.c_uint * 3
     aligned = function(integers(*grid), integers(*block), ctypes.c_void_p(words.ctypes.data))
@@ -98,17 +98,16 @@ def launch(key, grid, block, words):
 def every_key():
     flags = (True, False)
     for (dtype, size), pairs_in, pairs_out in product(FLOATS.items(), flags, flags):
-        # float64 is given cos and sin; those of 16 bits are for q and k that have as many.
-        sources = range({8: 1, 4: 3, 2: 4}[size])
+        sources = range(1 if size == 8 else 3)  # float64 is given cos and sin
         accesses = [access for access in (16, 8, 4, 2) if access >= size]
         for access, source, in_place in product(accesses, sources, flags):
             yield CudaKey(dtype, pairs_in, pairs_out, access, source, in_place)
 
 
 @lru_cache
-def _numbers(norm_dtype, apart):
+def _numbers(norm_dtype):
     keys = [key for key in every_key() if norm_dtype in (None, key.dtype)]
-    return {key._replace(norm=bool(norm_dtype), apart=apart): i for i, key in enumerate(keys)}
+    return {key._replace(norm=bool(norm_dtype)): i for i, key in enumerate(keys)}
 
 
 class Cuda(_Path):

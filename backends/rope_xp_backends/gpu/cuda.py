@@ -8,23 +8,23 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeAlias
 
-from rope_xp._core.call import Call, CosSin, RotationSpec, Slots, get_interleaved
+from rope_xp._core.call import Call, CosSin, RotationSpec, get_interleaved
 from rope_xp._core.memory import Memory, StridedLayout, alignment
 from rope_xp._core.typing import Array
 from rope_xp._dispatch.backend import Backend
 from rope_xp._dispatch.kernels import decline_norm, decline_slots
 from rope_xp._rotation import portable
 
-from . import SlotLayout, lay_out_keys
+from . import lay_out_keys
 from .cuda_plan import (
     COMPONENTS,
     COS_SIN,
-    NARROW_COS_SIN,
+    POINTERS,
     TABLE_LOOKUP,
     THREADS,
     WEIGHTS,
     CudaLaunch,
-    join_launches,
+    pad,
     plan_steps,
 )
 
@@ -70,65 +70,12 @@ def build_launches(call: Call, outs: Arrays, contiguous: Contiguous) -> list[Cud
     call = replace(call, out=outs)
     if len(call.angles) > 1 or call.arrays[0].dtype != call.arrays[-1].dtype:
         q, k = replace(call, slots=None).split(one_dtype=True)
-        of_q = _launch_part(q, contiguous)
-        of_k = _launch_part(replace(k, slots=call.slots), contiguous, only_k=True)
-        joined = join_launches(*of_q, *of_k) if len(of_q) == len(of_k) == 1 else None
-        return [*of_q, *of_k] if joined is None else [joined]
+        k = replace(k, slots=call.slots)
+        return _launch_part(q, contiguous) + _launch_part(k, contiguous)
     return _launch_part(call, contiguous)
 
 
-def _read_addresses(
-    backend: Backend, arrays: Arrays, outs: Arrays, rows: Arrays, only_k: bool
-) -> list[int]:
-    """Return the pointers of arrays, results and rows, in the order of the kernel."""
-    pointers = []
-    for operands in (arrays, outs, rows):
-        own = [_memory(backend, x).pointer for x in operands]
-        is_k = only_k and operands is not rows
-        pointers += [0, *own] if is_k else [*own, 0, 0][:2]
-    return pointers
-
-
-def _has_aligned_elements(memory: Memory) -> bool:
-    return not any(n % memory.itemsize for n in (memory.pointer, *memory.strides))
-
-
-def _has_contiguous_rows(memory: Memory) -> bool:
-    return memory.shape[-1] <= 1 or memory.strides[-1] == memory.itemsize
-
-
-def _memory(backend: Backend, x: Array) -> Memory:
-    return backend.memory(x)  # type: ignore[return-value]  # decline_reason refuses None
-
-
-def _locate_angles(
-    call: Call, contiguous: Contiguous
-) -> tuple[int, Arrays, tuple[Array | None, ...]]:
-    """Return the source of angles, positions or cos and sin, and the digit tables."""
-    angles = portable.for_kernel(call, call.angles[0], on_gpu=True)
-    tables: tuple[Array | None, ...] = (None,) * 4
-    if isinstance(angles, CosSin):
-        x, (cos, sin) = call.arrays[0], portable.cos_sin(call, angles)
-        source, arrays = COS_SIN, [cos, sin]
-        if cos is not angles.cos and angles.cos.dtype == angles.sin.dtype == x.dtype:
-            source, arrays = NARROW_COS_SIN, [angles.cos, angles.sin]
-    else:
-        source, arrays = TABLE_LOOKUP, [] if angles.whole is None else [angles.whole]
-        low, middle, high, _, component = angles.tables
-        tables = low, middle, high, component
-        if arrays and angles.components == 1:  # an axis of one component, as good as none
-            arrays = [arrays[0][0, ...]]
-        elif arrays and angles.components:
-            source = COMPONENTS
-    for i, x in enumerate(arrays):
-        memory = _memory(call.backend, x)
-        contiguous_rows = source not in (COS_SIN, NARROW_COS_SIN) or _has_contiguous_rows(memory)
-        if not (contiguous_rows and _has_aligned_elements(memory)):
-            arrays[i] = contiguous(x)
-    return source, tuple(arrays), tables
-
-
-def _launch_part(call: Call, contiguous: Contiguous, *, only_k: bool = False) -> list[CudaLaunch]:
+def _launch_part(call: Call, contiguous: Contiguous) -> list[CudaLaunch]:
     """Return the launches of arrays of one dtype, which share their angles."""
     backend, spec, arrays, outs = call.backend, call.spec, call.arrays, call.out or ()
     source, angles, tables = _locate_angles(call, contiguous)
@@ -137,13 +84,14 @@ def _launch_part(call: Call, contiguous: Contiguous, *, only_k: bool = False) ->
     angle_memories = [_memory(backend, x) for x in angles]
     in_place = tuple(memories[i].pointer == memories[n + i].pointer for i in range(n))
     if any(in_place) and _needs_more_blocks(spec, arrays[0].shape[-1], all(in_place)):
-        arrays = tuple(contiguous(x) for x in arrays)
-        pinned += arrays
+        pinned += (copies := tuple(contiguous(x) for x in arrays))
         in_place = (False,) * n
-        memories[:n] = [_memory(backend, x) for x in arrays]
+        memories[:n] = [_memory(backend, x) for x in copies]
     layouts, slots, slot_layout = _list_layouts(memories), call.slots, None
     if slots is not None:
-        key, slot_layout = _lay_out_slots(call, slots, layouts[n - 1], layouts[-1])
+        own = _list_layouts([_memory(backend, slots.numbers)])[0]
+        dtype, of_sequences = backend.dtype_name(slots.numbers), slots.of_sequences
+        key, slot_layout = lay_out_keys(layouts[-1], layouts[n - 1], own, dtype, spec, of_sequences)
         layouts = (*layouts[:-1], key)
         pinned += (slots.numbers,)
     weights = [_memory(backend, weight).pointer for weight in _list_weights(call)]
@@ -158,21 +106,61 @@ def _launch_part(call: Call, contiguous: Contiguous, *, only_k: bool = False) ->
         any(x.itemsize == 8 for x in angle_memories),
         spec,
         slot_layout,
-        only_k,
     )
-    pointers = _read_addresses(backend, arrays, outs, angles, only_k)
-    tables += (slots and slots.numbers,)
-    pointers += [0 if x is None else _memory(backend, x).pointer for x in tables]
-    own = [0, *weights] if only_k and weights else [*weights, 0, 0][:2]
-    return [_point(step, pointers, own, pinned) for step in steps]
+    # In the order of the kernel, where an array that goes to slots is k.
+    is_k = slots is not None and n == 1
+    operands = pad([x.pointer for x in memories], is_k)
+    rows = [*(x.pointer for x in angle_memories), 0, 0][:2]
+    others = (*tables, slots and slots.numbers)
+    pointers = [
+        *operands,
+        *rows,
+        *(0 if x is None else _memory(backend, x).pointer for x in others),
+    ]
+    own_weights = [0, *weights] if is_k and weights else [*weights, 0, 0][:2]
+    launches = []
+    for step in steps:
+        params = step.params.copy()
+        params[:POINTERS] += pointers
+        params[WEIGHTS] += own_weights
+        launches.append(step._replace(params=params, pinned=pinned))
+    return launches
 
 
-def _point(step: CudaLaunch, pointers: list[int], weights: list[int], pinned: Arrays) -> CudaLaunch:
-    """Return a launch whose offsets are pointers."""
-    params = step.params.copy()
-    params[: len(pointers)] += pointers
-    params[WEIGHTS] += weights
-    return step._replace(params=params, pinned=pinned)
+def _locate_angles(
+    call: Call, contiguous: Contiguous
+) -> tuple[int, Arrays, tuple[Array | None, ...]]:
+    """Return the source of angles, positions or cos and sin, and the digit tables."""
+    angles, arrays = call.angles[0], []
+    tables: tuple[Array | None, ...] = (None,) * 4
+    if isinstance(angles, CosSin) or not portable.is_read_on_gpu(call, angles):
+        source, arrays = COS_SIN, [*portable.cos_sin(call, angles)]
+    else:
+        source, arrays = TABLE_LOOKUP, [] if angles.whole is None else [angles.whole]
+        low, middle, high, _, component = angles.tables
+        tables = low, middle, high, component
+        if arrays and angles.components == 1:  # an axis of one component, as good as none
+            arrays = [arrays[0][0, ...]]
+        elif arrays and angles.components:
+            source = COMPONENTS
+    for i, x in enumerate(arrays):
+        memory = _memory(call.backend, x)
+        contiguous_rows = source != COS_SIN or _has_contiguous_rows(memory)
+        if not (contiguous_rows and _has_aligned_elements(memory)):
+            arrays[i] = contiguous(x)
+    return source, tuple(arrays), tables
+
+
+def _has_aligned_elements(memory: Memory) -> bool:
+    return not any(n % memory.itemsize for n in (memory.pointer, *memory.strides))
+
+
+def _has_contiguous_rows(memory: Memory) -> bool:
+    return memory.shape[-1] <= 1 or memory.strides[-1] == memory.itemsize
+
+
+def _memory(backend: Backend, x: Array) -> Memory:
+    return backend.memory(x)  # type: ignore[return-value]  # decline_reason refuses None
 
 
 def _needs_more_blocks(spec: RotationSpec, head_dim: int, all_in_place: bool) -> bool:
@@ -181,14 +169,6 @@ def _needs_more_blocks(spec: RotationSpec, head_dim: int, all_in_place: bool) ->
     interleaved_in, interleaved_out = get_interleaved(spec)
     copied = 0 if all_in_place else head_dim - spec.rotary_dim
     return interleaved_in != interleaved_out and spec.rotary_dim // 2 + copied > THREADS
-
-
-def _lay_out_slots(
-    call: Call, slots: Slots, k: StridedLayout, cache: StridedLayout
-) -> tuple[StridedLayout, SlotLayout]:
-    own = _list_layouts([_memory(call.backend, slots.numbers)])[0]
-    dtype = call.backend.dtype_name(slots.numbers)
-    return lay_out_keys(cache, k, own, dtype, call.spec, slots.of_sequences)
 
 
 def _list_layouts(memories: list[Memory]) -> tuple[StridedLayout, ...]:

@@ -1,6 +1,6 @@
 """Launch plans of the kernel in rotate.cu: plain numbers, from shapes, strides and alignments."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain, product
 from typing import NamedTuple
 
@@ -24,17 +24,13 @@ WARP = 32
 MAX_GRID_Y = 65535
 MAX_BLOCK_Z = 64
 
-COS_SIN, TABLE_LOOKUP, COMPONENTS, NARROW_COS_SIN = range(4)
-"""Sources of angles: tables of the call, one position a token, several; tables of q's 16 bits."""
-
-_GIVEN = COS_SIN, NARROW_COS_SIN
+COS_SIN, TABLE_LOOKUP, COMPONENTS = range(3)
+"""Sources of angles: tables of the call, one position a token, several."""
 
 TYPES = {"float16": "__half", "bfloat16": "__nv_bfloat16", "float32": "float", "float64": "double"}
 
 POINTERS = 11
 """q, k, their results; positions or cosines, sines; three digit tables, components, and slots."""
-INNER = POINTERS + 1
-"""The length of the inner axis, among the parameters."""
 N_ARGUMENTS = POINTERS + 43
 WEIGHTS = slice(N_ARGUMENTS - 10, N_ARGUMENTS - 8)
 
@@ -51,8 +47,6 @@ class CudaKey(NamedTuple):
     in_place: bool
     """Whether q or k are overwritten."""
     norm: bool = False
-    apart: bool = False
-    """Whether k has tokens and angles of its own."""
 
     @property
     def expression(self) -> str:
@@ -68,7 +62,7 @@ class CudaLaunch(NamedTuple):
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     params: np.ndarray
-    """int64; ``Arguments`` of the kernel, once or twice. A plan has offsets to add to pointers."""
+    """int64; ``Arguments`` of the kernel. A plan has offsets to add to pointers."""
     pinned: tuple[Array, ...] = ()
     """Arrays that the launch reads besides q and k, which must outlive it."""
 
@@ -90,27 +84,26 @@ def plan_steps(
     long_positions: bool,
     spec: RotationSpec,
     slots: SlotLayout | None = None,
-    only_k: bool = False,
 ) -> tuple[CudaLaunch, ...]:
     """Return the launches that rotate one array or two, given as inputs and then results.
 
     Angles are positions, (components, batch..., tokens) if there are several, or cos and sin;
     none for implicit positions. Alignments are those of pointers, in bytes. The result of k lies in
-    the cache of ``slots``, if there are any. With ``only_k`` the one array is k.
+    the cache of ``slots``, if there are any; a single array is then k.
     """
     size = FLOATS[dtype]
     # Components are the first axis of positions, pairs the last of cosines and sines.
-    row_axes = slice(int(source == COMPONENTS), -1 if source in _GIVEN else None)
+    row_axes = slice(int(source == COMPONENTS), -1 if source == COS_SIN else None)
     others: list[StridedLayout | None] = [
         StridedLayout(a.shape[row_axes], a.strides[row_axes]) for a in angles
     ]
     others = others or [None]
     others += [StridedLayout(slots.shape, slots.strides)] if slots else []
     layout = collapse_operands(spec, arrays, others, in_place)
-    rows, heads = _order_rows(layout, not angles, slots is not None, only_k), layout.heads
+    rows, heads = _order_rows(layout, not angles, slots is not None), layout.heads
     if sum(heads) == 0 or any(row.length == 0 for row in rows):
         return ()
-    steps = (slots.page_step, slots.slot_step) if slots else (0, 0)
+    steps, is_k = (slots.page_step, slots.slot_step) if slots else (0, 0), slots and len(heads) == 1
     pairs, head_dim = spec.rotary_dim // 2, arrays[0].shape[-1]
     before, rotated = spec.rotary_offset * size, spec.rotary_dim * size
     aligned = alignment(address_alignment, before, *steps, *chain(*layout.strides()))
@@ -133,7 +126,7 @@ def plan_steps(
     for offsets in _list_offsets(rest):
         numbers = (
             *(outer.length, inner.length, *outer.steps, *inner.steps),
-            *(0 if only_k else heads[0], sum(heads), *_pad(layout.head_strides, only_k)),
+            *(0 if is_k else heads[0], sum(heads), *pad(layout.head_strides, slots is not None)),
             *(angles[0].strides[0] if source == COMPONENTS else 0, offsets[6]),
             *(pairs, before, rotated, rotating, lanes, long_positions, spec.inverse),
         )
@@ -153,19 +146,7 @@ def _list_offsets(rows: list[CollapsedDim]) -> Iterator[list[int]]:
         yield offsets
 
 
-def join_launches(q: CudaLaunch, k: CudaLaunch) -> CudaLaunch | None:
-    """Return one launch of q and of k with angles of its own, None where kernels differ."""
-    if q.key != k.key:
-        return None
-    inner = max(int(x.params[INNER]) for x in (q, k))
-    grid = -(-inner // q.block[2]), max(q.grid[1], k.grid[1]), 2
-    params = np.concatenate([q.params, k.params])
-    return CudaLaunch(q.key._replace(apart=True), grid, q.block, params, q.pinned + k.pinned)
-
-
-def _order_rows(
-    layout: OperandLayout, implicit: bool, has_slots: bool, only_k: bool
-) -> list[CollapsedDim]:
+def _order_rows(layout: OperandLayout, implicit: bool, has_slots: bool) -> list[CollapsedDim]:
     """Return collapsed axes, the longest first, with strides in the order of the kernel."""
     rows, n = [], len(layout.head_strides)
     for length, strides in layout.rows:
@@ -173,16 +154,16 @@ def _order_rows(
         if has_slots:
             *angles, of_slots = strides[n:]  # type: ignore[assignment]  # as many
         cos_sin_count = (0, 0, *angles) if implicit else (*(*angles, 0)[:2], 0)
-        rows.append(CollapsedDim(length, (*_pad(strides[:n], only_k), *cos_sin_count, of_slots)))
+        rows.append(CollapsedDim(length, (*pad(strides[:n], has_slots), *cos_sin_count, of_slots)))
     return sorted(rows, key=lambda row: -row.length)
 
 
-def _pad(numbers: Ints, only_k: bool) -> Ints:
+def pad(numbers: Sequence[int], is_k: bool) -> Ints:
     """Return numbers of q, k and their results, with zeros for what is absent."""
     if len(numbers) == 4:
-        return numbers
+        return tuple(numbers)
     x, out = numbers
-    return (0, x, 0, out) if only_k else (x, 0, out, 0)
+    return (0, x, 0, out) if is_k else (x, 0, out, 0)
 
 
 def _choose_access(
@@ -196,8 +177,7 @@ def _choose_access(
         if both and count > 1:
             count //= 2
         # cos and sin are read by up to 16 bytes too; digit tables are as well aligned as rows.
-        of_tables = {COS_SIN: max(size, 4), NARROW_COS_SIN: size}.get(source)
-        angles = min(count * of_tables, ACCESS) if of_tables else 1
+        angles = min(count * max(size, 4), ACCESS) if source == COS_SIN else 1
         if access == size or not (aligned % access or pairs % count or angles_aligned % angles):
             return access, count
         access //= 2

@@ -38,22 +38,16 @@ struct Arguments {  // 64 bits each: cuda_plan.py lists them in the same order
   long long page_step, slot_step;  // in bytes; pages are apart by 0 where there is one
 };
 
-// q and k, or each of them with tokens and angles of its own.
-template <bool APART> struct Parts {
-  Arguments part[APART ? 2 : 1];
-};
-
 // As in rope_xp/_rotation/tables.py.
 #define DIGIT_BITS 11
 #define DIGIT_MASK 2047
 #define TOP_DIGIT 512
 #define LIMIT 2147483648LL
 
-// Sources of angles: tables of the call, one position a token, several; tables of the dtype of q.
+// Sources of angles: tables of the call, one position a token, several.
 #define COS_SIN 0
 #define TABLE_LOOKUP 1
 #define COMPONENTS 2
-#define NARROW_COS_SIN 3
 
 // --- numbers ------------------------------------------------------------------------------------
 
@@ -188,7 +182,7 @@ __device__ __forceinline__ long long position_of(const Arguments &a, const char 
 }
 
 // cos and sin of N pairs of a row, from pair `first` on.
-template <int SOURCE, typename T, typename C, int N>
+template <int SOURCE, typename C, int N>
 __device__ __forceinline__ void find_angles(C (&cos)[N], C (&sin)[N], const Arguments &a,
                                             long long outer, long long inner, int first) {
   if constexpr (SOURCE == COS_SIN) {
@@ -196,17 +190,6 @@ __device__ __forceinline__ void find_angles(C (&cos)[N], C (&sin)[N], const Argu
     const char *s = a.sines + outer * a.outer_strides.sines + inner * a.inner_strides.sines;
     read_row(cos, reinterpret_cast<const C *>(c) + first);
     read_row(sin, reinterpret_cast<const C *>(s) + first);
-  } else if constexpr (SOURCE == NARROW_COS_SIN) {
-    const char *c = a.angles + outer * a.outer_strides.angles + inner * a.inner_strides.angles;
-    const char *s = a.sines + outer * a.outer_strides.sines + inner * a.inner_strides.sines;
-    T narrow_cos[N], narrow_sin[N];
-    read_row(narrow_cos, reinterpret_cast<const T *>(c) + first);
-    read_row(narrow_sin, reinterpret_cast<const T *>(s) + first);
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      cos[i] = Element<T>::widen(narrow_cos[i]);
-      sin[i] = Element<T>::widen(narrow_sin[i]);
-    }
   } else if constexpr (SOURCE == TABLE_LOOKUP) {
     look_up(cos, sin, a, position_of(a, a.angles, outer, inner), first);
   } else {
@@ -294,13 +277,11 @@ __device__ __forceinline__ void turn(W (&results)[WORDS], const W (&words)[WORDS
 
 // T: of q and k. INTERLEAVED_IN, INTERLEAVED_OUT: whether pairs are (2i, 2i+1), else (i, i + r/2).
 // ACCESS: bytes of a load or store. IN_PLACE: whether q or k are overwritten. NORM: whether the
-// rotated slice is normalized; then a block has all threads of a head. APART: whether k has tokens
-// and angles of its own.
+// rotated slice is normalized; then a block has all threads of a head.
 template <typename T, bool INTERLEAVED_IN, bool INTERLEAVED_OUT, int ACCESS, int SOURCE,
-          bool IN_PLACE, bool NORM, bool APART>
-__global__ void __launch_bounds__(THREADS, BLOCKS(SOURCE, NORM || APART))
-    rotate(const __grid_constant__ Parts<APART> parts) {
-  const Arguments &a = parts.part[APART ? blockIdx.z : 0];
+          bool IN_PLACE, bool NORM>
+__global__ void __launch_bounds__(THREADS, BLOCKS(SOURCE, NORM))
+    rotate(const __grid_constant__ Arguments a) {
   using C = typename Element<T>::Computed;
   using W = typename Word<ACCESS>::Type;
   constexpr bool PAIRS = INTERLEAVED_IN && INTERLEAVED_OUT;
@@ -348,7 +329,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS(SOURCE, NORM || APART))
 #pragma unroll
       for (int u = 0; u < HEADS; ++u) read_head(words[u], threadIdx.y + u * blockDim.y);
       C cos[N], sin[N];
-      if (turning && present) find_angles<SOURCE, T>(cos, sin, a, outer, inner, first);
+      if (turning && present) find_angles<SOURCE>(cos, sin, a, outer, inner, first);
       char *const q_out = a.q_out + outer * of_outer.q_out + inner * of_inner.q_out + to;
       char *k_out = a.k_out + outer * of_outer.k_out + inner * of_inner.k_out + to;
       bool stored = true;

@@ -18,8 +18,8 @@ NARROW = [
 ]
 WIDE = [key for key in every_key() if key.access == 16]
 NORM = [key._replace(norm=True) for key in WIDE]
-EVERY = WIDE + [key._replace(apart=True) for key in WIDE + NORM]
-MATRIX = {"sm_80": EVERY, "sm_90": EVERY + NARROW + NORM, "sm_100": EVERY, "sm_120": EVERY}
+MATRIX = dict.fromkeys(("sm_80", "sm_90", "sm_100", "sm_120"), WIDE + NORM)
+MATRIX["sm_90"] = WIDE + NORM + NARROW
 INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+ )?([\w.]+)", re.MULTILINE)
 REPORT = re.compile(r"Compiling entry function '(\w+)'(.*?)Used (\d+) registers", re.DOTALL)
 WIDTHS = {16: {"128"}, 8: {"64"}, 4: set(), 2: {"U16"}}
@@ -79,7 +79,7 @@ def test_kernels_fit_registers_and_spill_nothing(arch, every, nvrtc, tmp_path):
         # A block has 256 threads and a multiprocessor 65536 registers: two blocks of 128, three
         # of 80.
         is_small = arch in ("sm_80", "sm_90") and key.source != COMPONENTS
-        most = 80 if is_small and not (key.norm or key.apart) else 128
+        most = 80 if is_small and not (key.norm) else 128
         assert int(registers) <= most, (key, registers)
     kernels = dict(disassembled(cubin, tmp_path))
     assert {names[name] for name in kernels} == set(keys)

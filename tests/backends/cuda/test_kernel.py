@@ -9,7 +9,6 @@ import pytest
 from rope_xp_backends.gpu.cuda_plan import (
     COMPONENTS,
     COS_SIN,
-    NARROW_COS_SIN,
     TABLE_LOOKUP,
     CudaKey,
 )
@@ -57,9 +56,6 @@ def test_every_kernel_has_the_bits_of_numpy(dtype, layout, access, rng):
     angles = rope.with_tables(*rope.cos_sin(POSITIONS, 64))
     ways = [(TABLE_LOOKUP, rope, (POSITIONS,)), (COMPONENTS, sections, (THREE,))]
     ways.append((COS_SIN, angles, ()))
-    if q.itemsize == 2:
-        narrow = rope.with_tables(*(place(t.astype(q.dtype)) for t in (angles.cos, angles.sin)))
-        ways.append((NARROW_COS_SIN, narrow, ()))
     seen, pairs = set(), (layout != "half", layout == "interleaved")
     for source, rotator, given in ways:
         for turn, ends in ((rotator.rotate, pairs), (rotator.unrotate, pairs[::-1])):
