@@ -38,14 +38,6 @@ SWEEPS = {
     "cupy": {"HEADS_A_THREAD": (2, 4, 8), "BLOCKS_A_PROCESSOR": (4, 8, 16)},
 }
 """The default sweep."""
-ALONE = {
-    "torch": (
-        *({"BARRIER": 0}, {"EVICT_FIRST": 0}),
-        *({"TILES": n, "BARRIER": 0} for n in (2, 4)),  # Triton prefetches past no barrier
-    ),
-    "cupy": (),
-}
-"""What is tried before those, with all other constants as they are."""
 CASES = {
     "gpu": [Case(1, 1024), Case(1, 6554), Case(1, 65536, (1,), 64)],
     "cpu": [Case(1, 16)],
@@ -165,15 +157,15 @@ def main(arguments: list[str] | None = None) -> int:
     if options.one is not None:
         print(json.dumps(one(library, device, options.one, options.repeat)))
         return 0
-    alone, sweep = ALONE[library], SWEEPS[library]
+    sweep = SWEEPS[library]
     if options.set:
         asked = (each.partition("=") for each in options.set)
-        alone, sweep = (), {name: tuple(map(int, of.split(","))) for name, _, of in asked}
+        sweep = {name: tuple(map(int, of.split(","))) for name, _, of in asked}
     if unknown := [name for name in sweep if not modules(library, name)]:
         places = ", ".join(MODULES[library])
         parser.error(f"no constant is called {', '.join(unknown)} in {places}")
     found: list[dict[str, Any]] = []
-    every, started = [{}, *alone, *combinations(sweep)], time.perf_counter()
+    every, started = [{}, *combinations(sweep)], time.perf_counter()
     for settings in every:
         if time.perf_counter() - started > options.seconds:
             print(f"{len(every) - len(found)} combinations were left out for want of time")

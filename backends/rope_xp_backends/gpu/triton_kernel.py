@@ -34,11 +34,10 @@ def rotate(  # noqa: C901, PLR0912, PLR0915  # most branches are constants of a 
     angles: tl.constexpr, both: tl.constexpr, q_in_place: tl.constexpr, k_in_place: tl.constexpr,
     batched: tl.constexpr, int64_offsets: tl.constexpr,
     unit: tl.constexpr, table_unit: tl.constexpr,
-    tile_tokens: tl.constexpr, tile_heads: tl.constexpr, tiles: tl.constexpr,
-    barrier: tl.constexpr, evict_first: tl.constexpr,
+    tile_tokens: tl.constexpr, tile_heads: tl.constexpr,
     apart: tl.constexpr, paged: tl.constexpr, normalized: tl.constexpr,
 ):  # fmt: skip
-    """Rotate tiles * tile_tokens of the rows = batch * tokens, in tile_heads heads of q or of k.
+    """Rotate tile_tokens of the rows = batch * tokens, in tile_heads heads of q or of k.
 
     Programs enumerate groups of heads first: those of q, then those of k, then the next rows.
     Strides are in units of unit or table_unit elements, so that the compiler sees the alignment.
@@ -84,76 +83,74 @@ def rotate(  # noqa: C901, PLR0912, PLR0915  # most branches are constants of a 
     scales: tl.constexpr = 2 * pairs < normalized
     copies: tl.constexpr = scales or (2 * pairs < head_dim and not (q_in_place and k_in_place))
     fill: tl.constexpr = 0.0 if normalized else None
-    hint: tl.constexpr = "evict_first" if evict_first else ""
+    # What is read once leaves the L2 cache to the tables.
+    hint: tl.constexpr = "" if q_in_place or k_in_place else "evict_first"
 
-    for i in tl.range(0, tiles, num_stages=2):
-        row = (program * tiles + i) * tile_tokens + tl.arange(0, tile_tokens)
-        alive = row < rows
-        batch, token = tl.zeros_like(row), row
-        if batched:
-            batch, token = row // tokens, row % tokens
-        mask = (alive[:, None] & (head < heads)[None, :])[:, :, None]
-        start = (batch * x_batch + token * x_token)[:, None] + head[None, :] * x_head
-        source = x + (start * unit)[:, :, None]
-        if copies:
-            c = tl.arange(0, triton.next_power_of_2(head_dim))
-            beside = mask & ((c < offset) | ((c >= offset + 2 * pairs) & (c < head_dim)))
-            if (q_in_place or k_in_place) and not scales:
-                beside &= (head < copied_heads)[None, :, None]
-            passing = tl.load(source + c, mask=beside, other=fill, eviction_policy=hint)
-        x1, x2 = _load_pairs(source + offset, mask, hint, fill, pairs, interleaved_in)
-        if barrier:
-            # Assemblers would move these loads behind those of angles, which wait for positions.
-            tl.debug_barrier()
+    row = program * tile_tokens + tl.arange(0, tile_tokens)
+    alive = row < rows
+    batch, token = tl.zeros_like(row), row
+    if batched:
+        batch, token = row // tokens, row % tokens
+    mask = (alive[:, None] & (head < heads)[None, :])[:, :, None]
+    start = (batch * x_batch + token * x_token)[:, None] + head[None, :] * x_head
+    source = x + (start * unit)[:, :, None]
+    if copies:
+        c = tl.arange(0, triton.next_power_of_2(head_dim))
+        beside = mask & ((c < offset) | ((c >= offset + 2 * pairs) & (c < head_dim)))
+        if (q_in_place or k_in_place) and not scales:
+            beside &= (head < copied_heads)[None, :, None]
+        passing = tl.load(source + c, mask=beside, other=fill, eviction_policy=hint)
+    x1, x2 = _load_pairs(source + offset, mask, hint, fill, pairs, interleaved_in)
+    # Assemblers would move these loads behind those of angles, which wait for positions. And in
+    # place, threads may write where others read from.
+    tl.debug_barrier()
 
-        cos, sin = _load_angles(
-            *(table, table_2, table_3, positions, components, angle_component, alive[:, None]),
-            *((batch * angle_batch + token * angle_token)[:, None], pairs, angles, table_unit),
-        )
-        row_start, target_mask = batch * out_batch + token * out_token, mask
-        if slots is not None:
-            slot = tl.load(
-                slots + batch * slot_batch + token * slot_token, mask=alive & of_k, other=0
-            )
-            target_mask &= (slot >= 0)[:, None, None]
-            target_mask &= ((slot < limit) | (not of_k))[:, None, None]
-            slot = slot.to(row_start.dtype)
-            if paged:
-                row_start += (slot // page) * page_step + (slot % page) * slot_step
-            else:
-                row_start += slot * slot_step
-        start = row_start[:, None] + head[None, :] * out_head
-        target = out + (start * unit)[:, :, None]
+    cos, sin = _load_angles(
+        *(table, table_2, table_3, positions, components, angle_component, alive[:, None]),
+        *((batch * angle_batch + token * angle_token)[:, None], pairs, angles, table_unit),
+    )
+    row_start, target_mask = batch * out_batch + token * out_token, mask
+    if slots is not None:
+        slot = tl.load(slots + batch * slot_batch + token * slot_token, mask=alive & of_k, other=0)
+        target_mask &= (slot >= 0)[:, None, None]
+        target_mask &= ((slot < limit) | (not of_k))[:, None, None]
+        slot = slot.to(row_start.dtype)
+        if paged:
+            row_start += (slot // page) * page_step + (slot % page) * slot_step
+        else:
+            row_start += slot * slot_step
+    start = row_start[:, None] + head[None, :] * out_head
+    target = out + (start * unit)[:, :, None]
+    if q_weight is not None:
+        pointers = weight + (offset if scales else 0) + tl.zeros((1, 1, 1), tl.int32)
+        w1, w2 = _load_pairs(pointers, True, "", fill, pairs, interleaved_in)
+        if scales:
+            w = tl.load(weight + c, mask=c < head_dim, other=fill)
+    if inverse:
+        sin = _negate(sin)
+    cos, sin = cos[:, None, :], sin[:, None, :]
+    x1, x2 = x1.to(cos.dtype), x2.to(cos.dtype)
+    if normalized:
+        squares = tl.sum(x1 * x1 + x2 * x2, 2, keep_dims=True)
+        if scales:
+            passing = passing.to(cos.dtype)
+            squares += tl.sum(passing * passing, 2, keep_dims=True)
+        # Within 2 ulp on GPUs, as torch.rsqrt. What is exact takes 180 instructions more.
+        factor = tl.rsqrt(squares * (1.0 / normalized) + _read_float(eps, cos.dtype))
         if q_weight is not None:
-            pointers = weight + (offset if scales else 0) + tl.zeros((1, 1, 1), tl.int32)
-            w1, w2 = _load_pairs(pointers, True, "", fill, pairs, interleaved_in)
+            addend = _read_float(weight_offset, cos.dtype)
+            x1 *= w1.to(cos.dtype) + addend
+            x2 *= w2.to(cos.dtype) + addend
             if scales:
-                w = tl.load(weight + c, mask=c < head_dim, other=fill)
-        if inverse:
-            sin = _negate(sin)
-        cos, sin = cos[:, None, :], sin[:, None, :]
-        x1, x2 = x1.to(cos.dtype), x2.to(cos.dtype)
-        if normalized:
-            squares = tl.sum(x1 * x1 + x2 * x2, 2, keep_dims=True)
-            if scales:
-                passing = passing.to(cos.dtype)
-                squares += tl.sum(passing * passing, 2, keep_dims=True)
-            # Within 2 ulp on GPUs, as torch.rsqrt. What is exact takes 180 instructions more.
-            factor = tl.rsqrt(squares * (1.0 / normalized) + _read_float(eps, cos.dtype))
-            if q_weight is not None:
-                addend = _read_float(weight_offset, cos.dtype)
-                x1 *= w1.to(cos.dtype) + addend
-                x2 *= w2.to(cos.dtype) + addend
-                if scales:
-                    passing *= w.to(cos.dtype) + addend
-        y1, y2 = x1 * cos - x2 * sin, x2 * cos + x1 * sin
-        if normalized:
-            y1, y2 = y1 * factor, y2 * factor
-            if scales:
-                passing = (passing * factor).to(target.dtype.element_ty)
-        if copies:
-            tl.store(target + c, passing, mask=beside & target_mask)
-        _store_pairs(target + offset, y1, y2, target_mask, pairs, interleaved_out)
+                passing *= w.to(cos.dtype) + addend
+    y1, y2 = x1 * cos - x2 * sin, x2 * cos + x1 * sin
+    if normalized:
+        y1, y2 = y1 * factor, y2 * factor
+        if scales:
+            passing = (passing * factor).to(target.dtype.element_ty)
+    if copies:
+        tl.store(target + c, passing, mask=beside & target_mask)
+    _store_pairs(target + offset, y1, y2, target_mask, pairs, interleaved_out)
 
 
 @triton.jit

@@ -16,7 +16,7 @@ from rope_xp._core.memory import ACCESS, CollapsedDim, Ints, StridedLayout, alig
 
 from . import SlotLayout, collapse_operands
 
-# The next nine follow from the sizes of the hardware; none has been measured on a GPU yet.
+# The next six follow from the sizes of the hardware; none has been measured on a GPU yet.
 THREADS = 128
 """Of a program."""
 TILE_BYTES = 1 << 13
@@ -27,12 +27,6 @@ TILE_HEADS_APART = 2
 """The same where the tokens of a head are contiguous; a tile then has more tokens."""
 TILE_PAIRS = 1 << 10
 """Angles that a program holds, at most: eight for each thread."""
-TILES = 1
-"""Tiles of a program. Triton prefetches the next tile of two or more, unless BARRIER is 1."""
-BARRIER = 1
-"""1: q and k are loaded before positions and tables. 0: the assembler orders these loads."""
-EVICT_FIRST = 1
-"""1: q and k leave the L2 cache to the tables, unless they are overwritten."""
 LARGEST_ROW = 1 << 13
 """Bytes of head_dim beyond which a tile no longer fits in registers."""
 _INT32 = 1 << 31
@@ -76,9 +70,6 @@ class KernelVariant(NamedTuple):
     """The same of cos and sin."""
     tile_tokens: int
     tile_heads: int
-    tiles: int
-    barrier: bool
-    evict_first: bool
     apart: bool
     """Whether k has tokens and angles of its own."""
     slot_dtype: str
@@ -176,7 +167,6 @@ def plan_launch(
     if first.kind == "tables":
         aligned = alignment(*(x.alignment for x in angles))
         table_unit = _aligned_elements(FLOATS[first.table_dtype], aligned, [q.angles, k.angles])
-    tokens_of_program = tile_tokens * TILES
     longest = _measure_longest(operands, slots, head_dim, pairs, first.components)
     variant = KernelVariant(
         *(dtype, first.dtype, first.table_dtype, first.kind, head_dim, pairs, spec.rotary_offset),
@@ -185,21 +175,17 @@ def plan_launch(
         q_in_place=in_place[0],
         k_in_place=in_place[-1],
         batched=any(x.lengths[0] > 1 for x in operands),
-        int64_offsets=longest + tokens_of_program >= _INT32,
+        int64_offsets=longest + tile_tokens >= _INT32,
         unit=unit,
         table_unit=table_unit,
         tile_tokens=tile_tokens,
         tile_heads=tile_heads,
-        tiles=TILES,
-        # In place, threads may write where others read from.
-        barrier=bool(BARRIER) or any(in_place),
-        evict_first=bool(EVICT_FIRST) and not any(in_place),
         apart=apart,
         slot_dtype=slots.dtype if slots else "",
         paged=slots is not None and slots.page_step != 0,
         norm=norm,
     )
-    programs = [-(-x.rows // tokens_of_program) * -(-x.heads // tile_heads) for x in operands]
+    programs = [-(-x.rows // tile_tokens) * -(-x.heads // tile_heads) for x in operands]
     numbers = _list_numbers(q, k, variant, numbers_of_norm, programs[0], slots)
     return TritonPlan(variant, (sum(programs), 1, 1), numbers)
 
