@@ -37,7 +37,7 @@ def nvrtc():
 
 def compiled(nvrtc, arch, keys):
     """Return the keys by their names in a cubin, what the assembler says, and the cubin."""
-    kernels = importlib.import_module("rope_xp_backends.cupy.paths")
+    kernels = importlib.import_module("rope_xp_backends.cupy")
     include = cuda_on_cpu.cuda_folder("include")
     # As cupy calls it, but for the report and the folder of headers.
     options = (

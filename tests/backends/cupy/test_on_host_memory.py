@@ -19,7 +19,6 @@ from rope_xp._dispatch import backend as dispatch
 cupy = pytest.importorskip("cupy")
 
 glue = importlib.import_module("rope_xp_backends.cupy")
-paths = importlib.import_module("rope_xp_backends.cupy.paths")
 STREAM = SimpleNamespace(is_capturing=lambda: False)
 POSITIONS = np.array([0, 2047, 70_000, (1 << 31) - 1, -5])
 
@@ -52,7 +51,7 @@ def host(monkeypatch):
     def compiled(key):
         return lambda grid, block, words: cuda_on_cpu.launch(key[0], grid, block, *words)
 
-    monkeypatch.setattr(paths, "compile_kernel", compiled)
+    monkeypatch.setattr(glue, "compile_kernel", compiled)
     monkeypatch.setattr(cupy.cuda, "Device", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(cupy.cuda, "get_current_stream", lambda: STREAM)
     monkeypatch.setattr(cupy, "asarray", lambda x: on_host(np.array(x)))
@@ -142,7 +141,7 @@ def test_graphs_keep_the_tables_that_they_read(host, monkeypatch):
 def test_failures_while_a_graph_is_captured_are_not_remembered(host, monkeypatch):
     x = ones(3, 2, 8)
     monkeypatch.setattr(STREAM, "is_capturing", lambda: True)
-    monkeypatch.setattr(paths, "compile_kernel", lambda _: 1 / 0)
+    monkeypatch.setattr(glue, "compile_kernel", lambda _: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         RoPE().rotate(x)
     assert rope_xp.explain(x, x).path == "cuda"

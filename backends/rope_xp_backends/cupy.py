@@ -1,18 +1,62 @@
-"""cupy: one kernel for angles, q and k, on the arrays' device and its current stream."""
+"""cupy: arrays on the devices of CUDA or ROCm, with numpy's dtypes, and one kernel for a call."""
 
 import pathlib
 from typing import Any
 
+import array_api_compat.cupy as xp
 import cupy
+import numpy as np
 
+from rope_xp._core.caches import pin
 from rope_xp._core.call import Call
+from rope_xp._core.memory import Memory
 from rope_xp._core.path import Path
+from rope_xp._core.tables import DigitTables, TableKey
+from rope_xp._core.versions import check_version
+from rope_xp._dispatch.backend import Backend
 from rope_xp._dispatch.kernels import Kernels
-from rope_xp_backends.gpu import cuda, relaxed_capture
-from rope_xp_backends.gpu.cuda_plan import CudaKey
+
+from .gpu import cuda, relaxed_capture
+from .gpu.cuda_plan import CudaKey
+
+check_version("cupy")
 
 OPTIONS = ("--std=c++17", "--fmad=false")
 SOURCE = pathlib.Path(cuda.__file__).with_name("rotate.cu")
+
+
+class Cupy(Backend):
+    """The glue of cupy. A device is its number, which hashes."""
+
+    assigns_by_index = True
+    numpy_dtypes = True
+
+    def device(self, x: Any) -> int:
+        return int(x.device.id)
+
+    def asarray(self, host: np.ndarray, device: Any) -> Any:
+        with cupy.cuda.Device(device):  # None: the current one
+            return cupy.asarray(host)
+
+    def tables(self, table_key: TableKey, like: Any) -> DigitTables:
+        """Return tables from a cache, which stay if a captured graph reads them."""
+        # A pool would reuse evicted memory while other streams read it; cudaFree waits for all.
+        with cupy.cuda.using_allocator(None):
+            tables = super().tables(table_key, like)
+        if cupy.cuda.get_current_stream().is_capturing():
+            pin(tables)
+        return tables
+
+    def synchronize(self, device: int) -> None:
+        with cupy.cuda.Device(device):
+            cupy.cuda.get_current_stream().synchronize()
+
+    def arange(self, n: int, device: int) -> Any:
+        with cupy.cuda.Device(device):
+            return cupy.arange(n, dtype=cupy.int32)
+
+    def memory(self, x: Any) -> Memory:
+        return Memory(int(x.data.ptr), x.shape, x.strides, x.itemsize, True)
 
 
 def compile_kernel(key: tuple[CudaKey, int]) -> cupy.RawKernel:
@@ -58,3 +102,6 @@ def _empty_result(x: Any) -> Any:
     """Return memory laid out like x, but with contiguous rows."""
     result = cupy.empty_like(x)
     return result if result.strides[-1] == result.itemsize else cupy.empty(x.shape, x.dtype)
+
+
+BACKEND = Cupy("cupy", xp, (Cuda(),))
