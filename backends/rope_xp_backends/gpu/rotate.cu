@@ -51,10 +51,14 @@ struct Arguments {  // 64 bits each: cuda_plan.py lists them in the same order
 
 // --- numbers ------------------------------------------------------------------------------------
 
+template <typename C> __device__ __forceinline__ C times(C a, C b) { return a * b; }
+template <typename C> __device__ __forceinline__ C plus(C a, C b) { return a + b; }
+template <typename C> __device__ __forceinline__ C minus(C a, C b) { return a - b; }
+template <typename C> __device__ __forceinline__ C negative(C a) { return -a; }
 #ifdef __CUDA_ARCH__
 // In PTX, as cupy compiles everything with -ftz=true, which takes small numbers for zero.
 #define ROUNDED(name, op) \
-  __device__ __forceinline__ float name(float a, float b) { \
+  template <> __device__ __forceinline__ float name(float a, float b) { \
     float c; \
     asm(op ".rn.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b)); \
     return c; \
@@ -62,44 +66,20 @@ struct Arguments {  // 64 bits each: cuda_plan.py lists them in the same order
 ROUNDED(times, "mul")
 ROUNDED(plus, "add")
 ROUNDED(minus, "sub")
-__device__ __forceinline__ float negative(float a) {
+template <> __device__ __forceinline__ float negative(float a) {
   float c;
   asm("neg.f32 %0, %1;" : "=f"(c) : "f"(a));
   return c;
 }
-__device__ __forceinline__ double times(double a, double b) { return __dmul_rn(a, b); }
-__device__ __forceinline__ double plus(double a, double b) { return __dadd_rn(a, b); }
-__device__ __forceinline__ double minus(double a, double b) { return __dsub_rn(a, b); }
-__device__ __forceinline__ double negative(double a) { return -a; }
-#else
-template <typename C> C times(C a, C b) { return a * b; }
-template <typename C> C plus(C a, C b) { return a + b; }
-template <typename C> C minus(C a, C b) { return a - b; }
-template <typename C> C negative(C a) { return -a; }
-#endif
 // Within 2 ulp, as torch.rsqrt on a GPU.
-#ifdef __CUDA_ARCH__
 __device__ __forceinline__ float reciprocal_root(float a) { return rsqrtf(a); }
 __device__ __forceinline__ double reciprocal_root(double a) { return rsqrt(a); }
 #else
 template <typename C> C reciprocal_root(C a) { return 1 / std::sqrt(a); }
 #endif
 
-template <typename T> struct Element {
-  using Computed = T;
-  static __device__ __forceinline__ T widen(T x) { return x; }
-  static __device__ __forceinline__ T round(T x) { return x; }
-};
-template <> struct Element<__half> {
-  using Computed = float;
-  static __device__ __forceinline__ float widen(__half x) { return __half2float(x); }
-  static __device__ __forceinline__ __half round(float x) { return __float2half_rn(x); }
-};
-template <> struct Element<__nv_bfloat16> {
-  using Computed = float;
-  static __device__ __forceinline__ float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
-  static __device__ __forceinline__ __nv_bfloat16 round(float x) { return __float2bfloat16_rn(x); }
-};
+template <typename T> struct Element { using Computed = float; };
+template <> struct Element<double> { using Computed = double; };
 
 // --- memory -------------------------------------------------------------------------------------
 
@@ -242,7 +222,7 @@ __device__ __forceinline__ C sum_squares(const W (&words)[WORDS]) {
   C sum = 0;
 #pragma unroll
   for (int i = 0; i < COUNT; ++i) {
-    sum = plus(sum, times(Element<T>::widen(x[i]), Element<T>::widen(x[i])));
+    sum = plus(sum, times(C(x[i]), C(x[i])));
   }
   return sum;
 }
@@ -260,17 +240,16 @@ __device__ __forceinline__ void turn(W (&results)[WORDS], const W (&words)[WORDS
 #pragma unroll
   for (int i = 0; i < N; ++i) {
     const int first = INTERLEAVED_IN ? 2 * i : i, second = INTERLEAVED_IN ? 2 * i + 1 : N + i;
-    C x1 = Element<T>::widen(x[first]), x2 = Element<T>::widen(x[second]);
+    C x1 = C(x[first]), x2 = C(x[second]);
     if constexpr (NORM) {
       if (weighted) {
-        x1 = times(x1, plus(C(Element<T>::widen(w[first])), offset));
-        x2 = times(x2, plus(C(Element<T>::widen(w[second])), offset));
+        x1 = times(x1, plus(C(w[first]), offset));
+        x2 = times(x2, plus(C(w[second]), offset));
       }
     }
-    y[INTERLEAVED_OUT ? 2 * i : i] =
-        Element<T>::round(scale(minus(times(x1, cos[i]), times(x2, sin[i]))));
+    y[INTERLEAVED_OUT ? 2 * i : i] = T(scale(minus(times(x1, cos[i]), times(x2, sin[i]))));
     y[INTERLEAVED_OUT ? 2 * i + 1 : N + i] =
-        Element<T>::round(scale(plus(times(x2, cos[i]), times(x1, sin[i]))));
+        T(scale(plus(times(x2, cos[i]), times(x1, sin[i]))));
   }
   memcpy(results, y, sizeof(y));
 }
