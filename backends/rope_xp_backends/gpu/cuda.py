@@ -4,7 +4,7 @@ A launch names arrays by pointers and strides, so it runs on any memory that it 
 it on the CPU, from the same source.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -24,7 +24,6 @@ from .cuda_plan import (
     THREADS,
     WEIGHTS,
     CudaLaunch,
-    pad,
     plan_steps,
 )
 
@@ -76,27 +75,32 @@ def build_launches(call: Call, outs: Arrays, contiguous: Contiguous) -> list[Cud
 
 
 def _launch_part(call: Call, contiguous: Contiguous) -> list[CudaLaunch]:
-    """Return the launches of arrays of one dtype, which share their angles."""
-    backend, spec, arrays, outs = call.backend, call.spec, call.arrays, call.out or ()
+    """Return the launches of arrays of one dtype, which share their angles.
+
+    A single array stands for q and k, of which only one has heads: k if it goes to slots.
+    """
+    backend, spec, slots, slot_layout = call.backend, call.spec, call.slots, None
     source, angles, tables = _locate_angles(call, contiguous)
-    pinned, n = angles, len(arrays)
+    pinned, arrays, outs = angles, _pair(call.arrays), _pair(call.out or ())
+    has_q = slots is None or len(call.arrays) > 1
     memories = [_memory(backend, x) for x in (*arrays, *outs)]
     angle_memories = [_memory(backend, x) for x in angles]
-    in_place = tuple(memories[i].pointer == memories[n + i].pointer for i in range(n))
+    in_place = tuple(memories[i].pointer == memories[i + 2].pointer for i in range(2))
     if any(in_place) and _needs_more_blocks(spec, arrays[0].shape[-1], all(in_place)):
-        pinned += (copies := tuple(contiguous(x) for x in arrays))
-        in_place = (False,) * n
-        memories[:n] = [_memory(backend, x) for x in copies]
-    layouts, slots, slot_layout = _list_layouts(memories), call.slots, None
+        pinned += (copies := tuple(contiguous(x) for x in call.arrays))
+        in_place = (False, False)
+        memories[:2] = [_memory(backend, x) for x in _pair(copies)]
+    layouts = _list_layouts(memories)
     if slots is not None:
         own = _list_layouts([_memory(backend, slots.numbers)])[0]
         dtype, of_sequences = backend.dtype_name(slots.numbers), slots.of_sequences
-        key, slot_layout = lay_out_keys(layouts[-1], layouts[n - 1], own, dtype, spec, of_sequences)
-        layouts = (*layouts[:-1], key)
+        key, slot_layout = lay_out_keys(layouts[3], layouts[1], own, dtype, spec, of_sequences)
+        layouts = (*layouts[:2], layouts[2] if has_q else key, key)
         pinned += (slots.numbers,)
-    weights = [_memory(backend, weight).pointer for weight in _list_weights(call)]
+    weights = [_memory(backend, weight).pointer for weight in _pair(_list_weights(call))]
     steps = plan_steps(
         layouts,
+        (has_q, not has_q or len(call.arrays) > 1),
         in_place,
         alignment(*weights, *(x.pointer for x in memories)),
         backend.dtype_name(arrays[0]),
@@ -107,24 +111,24 @@ def _launch_part(call: Call, contiguous: Contiguous) -> list[CudaLaunch]:
         spec,
         slot_layout,
     )
-    # In the order of the kernel, where an array that goes to slots is k.
-    is_k = slots is not None and n == 1
-    operands = pad([x.pointer for x in memories], is_k)
-    rows = [*(x.pointer for x in angle_memories), 0, 0][:2]
     others = (*tables, slots and slots.numbers)
     pointers = [
-        *operands,
-        *rows,
+        *(x.pointer for x in memories),
+        *[*(x.pointer for x in angle_memories), 0, 0][:2],
         *(0 if x is None else _memory(backend, x).pointer for x in others),
     ]
-    own_weights = [0, *weights] if is_k and weights else [*weights, 0, 0][:2]
     launches = []
     for step in steps:
         params = step.params.copy()
         params[:POINTERS] += pointers
-        params[WEIGHTS] += own_weights
+        params[WEIGHTS] += weights or [0, 0]
         launches.append(step._replace(params=params, pinned=pinned))
     return launches
+
+
+def _pair(arrays: Sequence[Array]) -> Arrays:
+    """Return what is q's and what is k's, nothing if there is nothing."""
+    return (*arrays[:1], *arrays[-1:])
 
 
 def _locate_angles(

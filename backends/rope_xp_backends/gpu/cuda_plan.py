@@ -1,6 +1,6 @@
 """Launch plans of the kernel in rotate.cu: plain numbers, from shapes, strides and alignments."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import chain, product
 from typing import NamedTuple
 
@@ -9,10 +9,10 @@ import numpy as np
 from rope_xp._core.caches import cached
 from rope_xp._core.call import RotationSpec, get_interleaved
 from rope_xp._core.dtypes import FLOATS
-from rope_xp._core.memory import ACCESS, CollapsedDim, Ints, StridedLayout, alignment
+from rope_xp._core.memory import ACCESS, CollapsedDim, StridedLayout, alignment
 from rope_xp._core.typing import Array
 
-from . import OperandLayout, SlotLayout, collapse_operands
+from . import SlotLayout, collapse_operands
 
 THREADS = 256
 """Of a block, at most; the kernel is compiled for that many."""
@@ -27,6 +27,8 @@ MAX_BLOCK_Z = 64
 COS_SIN, TABLE_LOOKUP, COMPONENTS = range(3)
 """Sources of angles: tables of the call, one position a token, several."""
 
+_NO_AXES = StridedLayout((), ())
+"""Of what is absent."""
 TYPES = {"float16": "__half", "bfloat16": "__nv_bfloat16", "float32": "float", "float64": "double"}
 
 POINTERS = 11
@@ -75,6 +77,7 @@ class CudaLaunch(NamedTuple):
 @cached(256)
 def plan_steps(
     arrays: tuple[StridedLayout, ...],
+    present: tuple[bool, bool],
     in_place: tuple[bool, ...],
     address_alignment: int,
     dtype: str,
@@ -85,25 +88,26 @@ def plan_steps(
     spec: RotationSpec,
     slots: SlotLayout | None = None,
 ) -> tuple[CudaLaunch, ...]:
-    """Return the launches that rotate one array or two, given as inputs and then results.
+    """Return the launches that rotate q and k, given as inputs and then results, or one of them.
 
     Angles are positions, (components, batch..., tokens) if there are several, or cos and sin;
     none for implicit positions. Alignments are those of pointers, in bytes. The result of k lies in
-    the cache of ``slots``, if there are any; a single array is then k.
+    the cache of ``slots``, if there are any. What is not ``present`` has the layout of the other.
     """
     size = FLOATS[dtype]
     # Components are the first axis of positions, pairs the last of cosines and sines.
     row_axes = slice(int(source == COMPONENTS), -1 if source == COS_SIN else None)
-    others: list[StridedLayout | None] = [
-        StridedLayout(a.shape[row_axes], a.strides[row_axes]) for a in angles
-    ]
-    others = others or [None]
-    others += [StridedLayout(slots.shape, slots.strides)] if slots else []
+    of_angles = [StridedLayout(a.shape[row_axes], a.strides[row_axes]) for a in angles]
+    implicit = _NO_AXES if angles else None
+    of_slots = StridedLayout(slots.shape, slots.strides) if slots else _NO_AXES
+    # In the order of the kernel.
+    others = [*[*of_angles, _NO_AXES, _NO_AXES][:2], implicit, of_slots]
     layout = collapse_operands(spec, arrays, others, in_place)
-    rows, heads = _order_rows(layout, not angles, slots is not None), layout.heads
+    rows = sorted(layout.rows, key=lambda row: -row.length)
+    heads = [n * is_there for n, is_there in zip(layout.heads, present, strict=True)]
     if sum(heads) == 0 or any(row.length == 0 for row in rows):
         return ()
-    steps, is_k = (slots.page_step, slots.slot_step) if slots else (0, 0), slots and len(heads) == 1
+    steps = (slots.page_step, slots.slot_step) if slots else (0, 0)
     pairs, head_dim = spec.rotary_dim // 2, arrays[0].shape[-1]
     before, rotated = spec.rotary_offset * size, spec.rotary_dim * size
     aligned = alignment(address_alignment, before, *steps, *chain(*layout.strides()))
@@ -126,13 +130,13 @@ def plan_steps(
     for offsets in _list_offsets(rest):
         numbers = (
             *(outer.length, inner.length, *outer.steps, *inner.steps),
-            *(0 if is_k else heads[0], sum(heads), *pad(layout.head_strides, slots is not None)),
+            *(heads[0], sum(heads), *layout.head_strides),
             *(angles[0].strides[0] if source == COMPONENTS else 0, offsets[6]),
             *(pairs, before, rotated, rotating, lanes, long_positions, spec.inverse),
         )
         pointers = *offsets[:6], *(0,) * (POINTERS - 7), offsets[7]
-        of_slots = (slots.dtype == "int64", slots.page, slots.limit) if slots else (0, 0, 0)
-        params = *pointers, *numbers, 0, 0, *bits_of_norm, *of_slots, *steps
+        pages = (slots.dtype == "int64", slots.page, slots.limit) if slots else (0, 0, 0)
+        params = *pointers, *numbers, 0, 0, *bits_of_norm, *pages, *steps
         launches.append(CudaLaunch(key, (*grid, 1), block, np.array(params, np.int64)))
     return tuple(launches)
 
@@ -144,26 +148,6 @@ def _list_offsets(rows: list[CollapsedDim]) -> Iterator[list[int]]:
         for i, row in zip(index, rows, strict=True):
             offsets = [a + i * b for a, b in zip(offsets, row.steps, strict=True)]
         yield offsets
-
-
-def _order_rows(layout: OperandLayout, implicit: bool, has_slots: bool) -> list[CollapsedDim]:
-    """Return collapsed axes, the longest first, with strides in the order of the kernel."""
-    rows, n = [], len(layout.head_strides)
-    for length, strides in layout.rows:
-        angles, of_slots = strides[n:], 0
-        if has_slots:
-            *angles, of_slots = strides[n:]  # type: ignore[assignment]  # as many
-        cos_sin_count = (0, 0, *angles) if implicit else (*(*angles, 0)[:2], 0)
-        rows.append(CollapsedDim(length, (*pad(strides[:n], has_slots), *cos_sin_count, of_slots)))
-    return sorted(rows, key=lambda row: -row.length)
-
-
-def pad(numbers: Sequence[int], is_k: bool) -> Ints:
-    """Return numbers of q, k and their results, with zeros for what is absent."""
-    if len(numbers) == 4:
-        return tuple(numbers)
-    x, out = numbers
-    return (0, x, 0, out) if is_k else (x, 0, out, 0)
 
 
 def _choose_access(
