@@ -37,12 +37,12 @@ def build_source(variant: KernelVariant) -> ASTSource:
     types |= dict.fromkeys(_NUMBERS, "i64")
     types |= dict.fromkeys(_ARRAYS, f"*{_TYPES[variant.dtype]}")
     types |= dict.fromkeys(_TABLES, f"*{_TYPES[variant.table_dtype]}")
-    types |= dict.fromkeys(_WEIGHTS, f"*{_TYPES.get(variant.norm.weight_dtype)}")
+    types |= dict.fromkeys(_WEIGHTS, f"*{_TYPES.get(variant.weight_dtype)}")
     # torch allocates digit tables at multiples of 256 bytes or more.
     table_alignment = variant.table_unit * FLOATS[variant.table_dtype]
     alignments = dict.fromkeys(_ARRAYS, variant.unit * FLOATS[variant.dtype])
     alignments |= dict.fromkeys(_TABLES, table_alignment if variant.angles == "tables" else ACCESS)
-    alignments |= dict.fromkeys(_WEIGHTS, variant.norm.weight_alignment)
+    alignments |= dict.fromkeys(_WEIGHTS, variant.weight_alignment)
     constants = select_constants(variant)
     types |= dict.fromkeys(constants, "constexpr")
     names, number = rotate.arg_names, "i64" if variant.int64_offsets else "i32"
@@ -60,9 +60,9 @@ def build_source(variant: KernelVariant) -> ASTSource:
 
 def select_constants(variant: KernelVariant) -> dict[str, Any]:
     """Return the compile-time arguments of a kernel, None for those that it has no use for."""
-    fields = variant._asdict() | variant.norm._asdict()
-    absent: tuple[str, ...] = () if variant.norm.weight_dtype else _WEIGHTS
-    absent += () if variant.norm.normalized else _NUMBERS
+    fields = variant._asdict()
+    absent: tuple[str, ...] = () if variant.weight_dtype else _WEIGHTS
+    absent += () if variant.normalized else _NUMBERS
     absent += () if variant.slot_dtype else ("slots", *_OF_SLOTS)
     if not variant.apart:
         absent += ("k_table", "k_table_2", "k_positions", *_OF_K, *_ANGLES_OF_K)

@@ -3,7 +3,7 @@
 It imports no triton and reads no tensor.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Literal, NamedTuple
 
@@ -12,7 +12,7 @@ import numpy as np
 from rope_xp._core.caches import cached
 from rope_xp._core.call import RotationSpec, get_interleaved
 from rope_xp._core.dtypes import FLOATS
-from rope_xp._core.memory import ACCESS, CollapsedDim, Ints, StridedLayout, alignment, span
+from rope_xp._core.memory import CollapsedDim, Ints, StridedLayout, alignment, span
 
 from . import SlotLayout, collapse_operands
 
@@ -30,16 +30,10 @@ TILE_PAIRS = 1 << 10
 LARGEST_ROW = 1 << 13
 """Bytes of head_dim beyond which a tile no longer fits in registers."""
 _INT32 = 1 << 31
+_ABSENT = (None,) * 6
+"""Numbers of k, or of slots, that a variant has no use for."""
 
 AngleKind = Literal["implicit", "positions", "components", "tables"]
-
-
-class NormVariant(NamedTuple):
-    """RMSNorm of so many components, none if 0; by weights of a dtype, if it is not empty."""
-
-    normalized: int = 0
-    weight_dtype: str = ""
-    weight_alignment: int = ACCESS
 
 
 class KernelVariant(NamedTuple):
@@ -76,7 +70,11 @@ class KernelVariant(NamedTuple):
     """Of the slots that k is written to, if it is not empty."""
     paged: bool
     """Whether slots are numbered through several pages."""
-    norm: NormVariant
+    normalized: int
+    """Components of a norm, none if 0."""
+    weight_dtype: str
+    """Of its weights, if it is not empty."""
+    weight_alignment: int
 
 
 class AngleLayout(NamedTuple):
@@ -149,20 +147,19 @@ def plan_launch(
         return None
     q, k, first, apart = operands[0], operands[-1], angles[0], len(angles) > 1
     head_dim, pairs, size = arrays[0].shape[-1], spec.rotary_dim // 2, FLOATS[dtype]
-    norm, numbers_of_norm = NormVariant(), _absent(2)
+    normalized, norm_numbers = 0, [None, None]
     if spec.norm is not None:
         normalized = spec.rotary_dim if spec.norm.over_slice else head_dim
-        norm = NormVariant(normalized, weight_dtype, weight_alignment)
         # As bits: the interpreter would round a float to float32.
-        numbers_of_norm = np.array(spec.norm[:2], np.float64).view(np.int64).tolist()
+        norm_numbers = np.array(spec.norm[:2], np.float64).view(np.int64).tolist()
     # Copied components beside a slice count half, or the slice would move in narrow accesses.
     moved = head_dim // 2 if q.copies or k.copies else 2 * pairs
     heads, heads_first = [x.heads for x in operands], 0 < abs(q.x[1]) < abs(q.x[2])
     most_heads = TILE_HEADS_APART if heads_first else TILE_HEADS
-    components = max(moved, norm.normalized)
-    tile_tokens, tile_heads = _choose_tile(heads, components, pairs, size, most_heads)
+    tile_tokens, tile_heads = _choose_tile(heads, max(moved, normalized), pairs, size, most_heads)
     cache_steps = (slots.page_step, slots.slot_step) if slots else ()
-    unit = _aligned_elements(size, address_alignment, [q.x, q.out, k.x, k.out, cache_steps])
+    steps = (q.x, q.out, k.x, k.out)
+    unit = _aligned_elements(size, address_alignment, [*steps, cache_steps])
     table_unit = 1
     if first.kind == "tables":
         aligned = alignment(*(x.alignment for x in angles))
@@ -183,11 +180,28 @@ def plan_launch(
         apart=apart,
         slot_dtype=slots.dtype if slots else "",
         paged=slots is not None and slots.page_step != 0,
-        norm=norm,
+        normalized=normalized,
+        weight_dtype=weight_dtype,
+        weight_alignment=weight_alignment,
     )
     programs = [-(-x.rows // tile_tokens) * -(-x.heads // tile_heads) for x in operands]
-    numbers = _list_numbers(q, k, variant, numbers_of_norm, programs[0], slots)
+    own = [k.rows, k.lengths[1], programs[0], *_divide(k.angles, table_unit)]
+    of_slots: Ints = ()
+    if slots is not None:
+        of_slots = *k.slots, slots.page, slots.limit, *_divide(cache_steps, unit)
+    numbers = (
+        *(q.rows, q.lengths[1], q.heads, k.heads),
+        *_divide(chain(*steps), unit),
+        *_divide(q.angles, table_unit),
+        *norm_numbers,
+        *(own if apart else _ABSENT),
+        *(of_slots or _ABSENT),
+    )
     return TritonPlan(variant, (sum(programs), 1, 1), numbers)
+
+
+def _divide(steps: Iterable[int], unit: int) -> list[int]:
+    return [step // unit for step in steps]
 
 
 def _measure_longest(
@@ -202,28 +216,6 @@ def _measure_longest(
         pages = slots.limit // max(slots.page, 1)
         spans[-3] += span((pages, slots.page), (slots.page_step, slots.slot_step))
     return max(spans)
-
-
-def _list_numbers(
-    q: _Operand,
-    k: _Operand,
-    variant: KernelVariant,
-    numbers_of_norm: list[int | None],
-    q_programs: int,
-    slots: SlotLayout | None,
-) -> tuple[int | None, ...]:
-    """Return the numeric arguments of the kernel, in their order."""
-    unit, table_unit = variant.unit, variant.table_unit
-    numbers: list[int | None] = [q.rows, q.lengths[1], q.heads, k.heads]
-    numbers += [step // unit for steps in (q.x, q.out, k.x, k.out) for step in steps]
-    numbers += [step // table_unit for step in q.angles]
-    numbers += numbers_of_norm
-    own = [k.rows, k.lengths[1], q_programs, *(step // table_unit for step in k.angles)]
-    numbers += own if variant.apart else _absent(6)
-    if slots is None:
-        return (*numbers, *_absent(6))
-    numbers += [*k.slots, slots.page, slots.limit]
-    return (*numbers, slots.page_step // unit, slots.slot_step // unit)
 
 
 def _collapse(
@@ -255,10 +247,6 @@ def _collapse(
             operand = lengths, heads, strides[j], strides[m + j], own_angles, of_slots
             operands.append(_Operand(*operand, layout.copies))
     return operands
-
-
-def _absent(n: int) -> list[int | None]:
-    return [None] * n
 
 
 def _choose_tile(

@@ -64,7 +64,7 @@ def check_registers(variant, cubin, path):
     usage = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     # Where rows lie askew there are as many more accesses in flight as each is narrower.
     wide = variant.unit * FLOATS[variant.dtype] == ACCESS
-    most = 96 if variant.norm.normalized else REGISTERS  # five programs fit, not six
+    most = 96 if variant.normalized else REGISTERS  # five programs fit, not six
     match = re.search(r"REG:(\d+) STACK:0 SHARED:\d+ LOCAL:0 ", usage)
     assert match, usage
     assert int(match[1]) <= (most if wide else 128)
