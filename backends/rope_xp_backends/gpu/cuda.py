@@ -143,9 +143,7 @@ def _locate_angles(
         source, arrays = TABLE_LOOKUP, [] if angles.whole is None else [angles.whole]
         low, middle, high, _, component = angles.tables
         tables = low, middle, high, component
-        if arrays and angles.components == 1:  # an axis of one component, as good as none
-            arrays = [arrays[0][0, ...]]
-        elif arrays and angles.components:
+        if arrays and angles.components:
             source = COMPONENTS
     for i, x in enumerate(arrays):
         memory = _memory(call.backend, x)
