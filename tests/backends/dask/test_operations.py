@@ -70,7 +70,8 @@ def test_every_operation_of_any_chunks_has_the_chunks_of_x_and_the_bits_of_numpy
 
 def test_cos_sin_has_the_chunks_of_its_positions():
     many = da.from_array(np.arange(30, dtype="uint64").reshape(2, 15), chunks=(1, 4))
-    for at, dtype in ((many, np.float64), (many[1, 4], np.float32)):
+    tiny = da.from_array(np.array([-1e-9, 0.5], "f4"), chunks=1)  # 1 - 1e-9 is no float32
+    for at, dtype in ((many, np.float64), (many[1, 4], np.float32), (tiny, np.float64)):
         tables = (RoPE().cos_sin(p, 8, dtype=dtype) for p in (at, at.compute()))
         for got, expected in zip(*tables, strict=True):
             assert got.chunks == (*at.chunks, (4,))

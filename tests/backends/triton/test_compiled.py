@@ -172,3 +172,11 @@ def test_accesses_are_no_wider_than_their_address_allows(start, width, planned, 
     RoPE(layout="half").rotate(x, torch.arange(16), out=x)
     _, stores = count_accesses(planned[0], CUDA[1], tmp_path)
     assert set(stores) == {width}
+
+
+def test_weights_are_read_as_their_address_allows(planned):
+    from rope_xp_backends.gpu import triton_compile
+
+    normalized("half", ASKEW)()
+    source = triton_compile.build_source(planned[0])
+    assert source.attrs[(source.fn.arg_names.index("q_weight"),)] == [["tt.divisibility", 2]]
