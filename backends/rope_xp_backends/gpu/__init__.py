@@ -83,9 +83,8 @@ def lay_out_keys(
     strides[-1] = step
     if spec.axes.heads is not None:
         strides[spec.axes.heads] = head_step
-    if of_sequences:
-        for axis in reversed(spec.axes.batch):
-            strides[axis], page_step = page_step, page_step * k.shape[axis]
+    for axis in spec.axes.batch if of_sequences else ():  # there is one at most
+        strides[axis] = page_step
     through = pages > 1 and not of_sequences
     numbers = page, page * (1 if of_sequences else pages), page_step if through else 0, slot_step
     return StridedLayout(k.shape, tuple(strides)), SlotLayout(*slots, dtype, *numbers)
