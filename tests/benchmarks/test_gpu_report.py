@@ -5,9 +5,8 @@ import sys
 
 import pytest
 
-from asv_benchmarks.gpu import bars, measure, report
+from asv_benchmarks.gpu import report
 from asv_benchmarks.gpu.measure import BOTH, COPY, FLAT_COPY, FORWARD, Case
-from asv_benchmarks.shared.rival_calls import Contender
 
 pytest.importorskip("torch")
 
@@ -41,21 +40,3 @@ def test_the_report_has_a_row_for_each_contender_and_names_what_is_missing(
     printed = capsys.readouterr().out
     assert "| rope_xp is times as fast as | 1 x 16, one head of 64 | 2 x 3 |" in printed
     assert "missing: torch:cpu liger: " in printed
-
-
-def test_what_breaks_at_one_size_is_missing_there_alone(monkeypatch):
-    def fails_at_one(arrays, positions):
-        if len(arrays) == 1:
-            raise RuntimeError("out of memory")
-        return measure._ours(arrays, positions)
-
-    made = {"rope_xp": measure._ours, "fragile": fails_at_one}
-    made = {name: Contender(lambda _, f=f: f, alone=True) for name, f in made.items()}
-    monkeypatch.setitem(report.CASES, "cpu", [Case(1, 1), ONE_HEAD])
-    monkeypatch.setattr(measure, "contenders_of", lambda *_: made)
-    found = report.report("cpu", ["torch"], 1, True, lambda _: None)
-    assert found["missing"] == {"torch:cpu fragile, 1 x 16, one head of 64": "out of memory"}
-    timed = {(row["contender"], row["case"]) for row in found["speed"]}
-    assert {("fragile", "1 x 1"), ("rope_xp", str(ONE_HEAD))} <= timed
-    assert ("fragile", str(ONE_HEAD)) not in timed
-    assert "not measured" in bars.markdown(found)
