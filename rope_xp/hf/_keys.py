@@ -188,7 +188,6 @@ def _split_parameters(config: Part, model: Model) -> tuple[LayerParameters, Para
 
 
 def _check_parameters(where: str, values: Parameters, *, is_whole: bool) -> None:
-    _limits.check_keys(where, values)
     if values and is_whole and _ESSENTIAL.isdisjoint(values):
         key, value = next(iter(values.items()))
         raise RopeConfigError(
@@ -196,10 +195,8 @@ def _check_parameters(where: str, values: Parameters, *, is_whole: bool) -> None
             f"none of {', '.join(sorted(_ESSENTIAL))}"
         )
     for key, value in values.items():  # a misspelt one would change the rotation unread
-        if isinstance(value, str | Sequence):
-            _limits.check_size(f"{where}.{key}", value, _limits.COMPONENTS)
         if not (key in _KNOWN | _IGNORED or value is None or isinstance(value, Mapping)):
-            near = difflib.get_close_matches(key, sorted(_KNOWN), n=1)
+            near = difflib.get_close_matches(str(key), sorted(_KNOWN), n=1)
             hint = f"did you mean {near[0]}?" if near else "remove it if it changes no rotation"
             raise RopeConfigError(f"{where}.{key} = {value!r} is an unknown key; {hint}")
 

@@ -8,12 +8,9 @@ from rope_xp._core.errors import RopeConfigError
 FILE_BYTES, ENTRIES, DEPTH = 1 << 22, 1 << 18, 32
 """Of a file; of all dictionaries and lists, and how deep they are in each other. Configurations
 with 21,843 labels have 2 MB and list them twice; those of several parts are five deep."""
-KEYS, LAYERS, LAYER_TYPES = 1024, 1 << 14, 8
-"""Keys of a dictionary that is read, and layers: models have some hundred of each. Types of layers
-with rotary parameters of their own: models have three."""
-COMPONENTS = 4096
-"""Rotated ones of a head, and entries of a list of rotary parameters, or characters of a string.
-Gemma 4 has 512; frequencies of 4096 take 4 ms."""
+LAYERS, LAYER_TYPES, COMPONENTS = 1 << 14, 8, 4096
+"""Layers, of which models have some hundred; types of layers with rotary parameters of their own,
+three; rotated components of a head, 512: frequencies of 4096 take 4 ms."""
 _BITS = 1024
 """Of an integer. No float holds more, and Python may decline to print it."""
 
@@ -32,15 +29,6 @@ def check_content(content: object) -> None:
         check_number("entries of the configuration", entries, ENTRIES)
         children = values.values() if isinstance(values, Mapping) else values
         stack += [(v, depth + 1) for v in children if not isinstance(v, str | float | None)]
-
-
-def check_keys(name: str, values: Mapping[Any, Any]) -> None:
-    """Check that a dictionary has few keys, which are strings."""
-    check_size(name, values, KEYS)
-    for key in values:
-        if not isinstance(key, str):
-            msg = f"{name} must have strings as keys; got one of type {type(key).__name__}"
-            raise RopeConfigError(msg)
 
 
 def check_size(name: str, values: Collection[Any], most: int) -> None:

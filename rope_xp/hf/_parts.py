@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rope_xp._core.errors import RopeConfigError
-from rope_xp.hf import _keys, _limits
+from rope_xp.hf import _keys
 from rope_xp.hf._keys import Part
 from rope_xp.hf._models import MODELS, get_row
 
@@ -21,7 +21,6 @@ def find_part(config: Part) -> Part:
         if isinstance(config.get(name), Mapping):
             # A part without a type has that of the whole.
             return find_part({"model_type": config.get("model_type"), **config[name]})
-    _limits.check_keys("the configuration", config)
     return _name_vision_tower(_spell_scaling(_lift_attention(_drop_zeros(config))))
 
 

@@ -64,7 +64,7 @@ def build_plan(part: Part, layout: Layout | None) -> tuple[LayerPlan, ...]:
             hint = ", or install transformers, whose class of the model type may have a default"
             raise RopeConfigError(f"{error}{'' if has else hint}") from None
     for key, value in part.items():  # of which the class may make lists
-        if "layer" in key and isinstance(value, int):
+        if "layer" in str(key) and isinstance(value, int):
             _limits.check_number(key, value, _limits.LAYERS)
     content = {k: v for k, v in part.items() if k not in ("num_labels", "id2label", "label2id")}
     unread = "transformers cannot read the configuration: "

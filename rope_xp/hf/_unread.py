@@ -43,7 +43,7 @@ def list_unread(part: Part, layout: Layout | None) -> dict[str, Any]:
         key: value
         for key, value in part.items()
         if key not in read
-        and _ROTARY.search(key)
+        and _ROTARY.search(str(key))
         and (value not in (None, False) or (value is False and "interleave" in key))
     }
 
