@@ -17,46 +17,41 @@ Part = Mapping[str, Any]  # a configuration, or a part of one
 Parameters = Mapping[str, Any]
 LayerParameters = dict[str, Parameters | None]  # by layer type; None: no positions
 TRAINED, EXTENDED = "original_max_position_embeddings", "max_position_embeddings"
-LENGTHS = ("max_seq_len", "n_positions", "model_max_length")  # names that EXTENDED has had
 FLAT = ""  # the label of parameters for all layers
-BASE = ("rope_theta", "rotary_emb_base", "rotary_embedding_base")
-PARTIAL = (
-    *("partial_rotary_factor", "partial_rotary_factors", "rotary_pct", "rope_pct"),
-    "rotary_emb_fraction",
-)
-HEAD_DIM = ("head_dim", "attention_head_dim", "kv_channels")
-ALIASES = {
-    "head_dim": HEAD_DIM[1:],
-    "hidden_size": ("n_embd", "d_model", "embed_dim"),
-    "num_attention_heads": ("n_head", "n_heads", "num_heads", "decoder_num_attention_heads"),
-    "num_key_value_heads": ("num_kv_heads", "kv_n_heads", "decoder_num_key_value_heads"),
-    "num_hidden_layers": (
-        "n_layer",
-        "n_layers",
-        "num_layers",
-        "depth",
-        "decoder_num_hidden_layers",
-    ),
-}
+_NAMES = """
+    rope_theta rotary_emb_base rotary_embedding_base
+    partial_rotary_factor partial_rotary_factors rotary_pct rope_pct rotary_emb_fraction
+    max_position_embeddings max_seq_len n_positions model_max_length
+    head_dim attention_head_dim kv_channels
+    hidden_size n_embd d_model embed_dim
+    num_attention_heads n_head n_heads num_heads decoder_num_attention_heads
+    num_key_value_heads num_kv_heads kv_n_heads decoder_num_key_value_heads
+    num_hidden_layers n_layer n_layers num_layers depth decoder_num_hidden_layers
+"""
+NAMES = {names[0]: tuple(names) for names in map(str.split, _NAMES.strip().splitlines())}
+"""All names that keys at top level have had, the newest first."""
+BASE, PARTIAL, HEAD_DIM = (NAMES[k] for k in ("rope_theta", "partial_rotary_factor", "head_dim"))
 ROTARY_KEYS = ("rope_parameters", "rope_scaling", "rotary_dim", "qk_rope_head_dim", *BASE, *PARTIAL)
 
-# Rotary parameters have at least one of the essential keys. Ignored ones are in files, and do not
-# change the rotation in transformers; known ones are read.
+SCALING_KEYS = {
+    *("rope_type", "type", "factor", "alpha", "attention_factor", "mscale", "mscale_all_dim"),
+    *("beta_fast", "beta_slow", "truncate", "low_freq_factor", "high_freq_factor"),
+    *("short_factor", "long_factor", "short_mscale", "long_mscale", TRAINED, EXTENDED),
+    *("attn_factor", "extrapolation_factor"),  # of the first models with YaRN, and not read
+    "apply_yarn_scaling",  # of vLLM, and not read
+}
 _ESSENTIAL = {
     *("rope_type", "type", "rope_theta", "partial_rotary_factor", "rotary_dim"),
     *("mrope_section", "xdrope_section"),
 }
-_KNOWN = _ESSENTIAL | {
-    *("factor", "alpha", "attention_factor", "mscale", "mscale_all_dim", "truncate"),
-    *("beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor", "mrope_interleaved"),
-    *("short_factor", "long_factor", "short_mscale", "long_mscale", TRAINED, EXTENDED),
-}
+"""Of which rotary parameters have one at least."""
+_KNOWN = SCALING_KEYS | _ESSENTIAL | {"mrope_interleaved"}
 _IGNORED = {
     "llama_4_scaling_beta",  # the attention scales q by it
     "interleaved",  # of Qwen3-Omni, whose sections are interleaved without it
-    "apply_yarn_scaling",  # of vLLM
-    *("finetuned", "attn_factor", "extrapolation_factor"),  # of the first models with YaRN
+    "finetuned",
 }
+"""Keys of files that do not change the rotation in transformers."""
 
 
 class LayerType(NamedTuple):
@@ -123,9 +118,14 @@ def first_value(config: Part, *names: str) -> Any:
     return next((config[name] for name in names if config.get(name) is not None), None)
 
 
+def find_value(config: Part, name: str) -> Any:
+    """Return the value of a key under any of its names."""
+    return first_value(config, *NAMES.get(name, (name,)))
+
+
 def read_size(config: Part, name: str) -> int | None:
     """Return a positive integer of the configuration; None if it is missing."""
-    for key in (name, *ALIASES.get(name, ())):
+    for key in NAMES.get(name, (name,)):
         if config.get(key) is not None:
             with naming_errors():
                 return numbers.check_positive_int(key, config[key])
@@ -212,14 +212,13 @@ def _default_layers(config: Part, flat: Parameters, model: Model) -> LayerParame
     for label, layer in model.layers.items():
         if layer is None:
             continue
-        scaled = flat if layer.is_scaled else {}
-        parameters = {**layer.parameters, **(_add_rope_type(scaled) if scaled else {})}
+        scaled = _add_rope_type(flat) if flat and layer.is_scaled else {}
+        layers[label] = parameters = {**layer.parameters, **scaled}
         key = layer.base_key
         base = None if key is None else _layer_value(config, key, label)
         # A key of this layer type alone takes precedence over the dictionary.
         if base is not None and (key != "rope_theta" or scaled.get(key) is None):
             parameters["rope_theta"] = base
-        layers[label] = parameters
     return layers
 
 
@@ -240,21 +239,6 @@ def _layer_value(config: Part, key: str, label: str) -> Any:
     return next((entry for layer_type, entry in entries if layer_type == label), None)
 
 
-def _check_base(config: Part, parameters: Parameters, label: str) -> None:
-    """Check that the base is not null, for which transformers has no default."""
-    where = ".".join(filter(None, (parameters_key(config), label)))
-    if "rope_theta" in parameters and parameters["rope_theta"] is None:
-        base = config.get("rope_theta")
-        lost = "" if base is None else f", and rope_theta = {base} at top level is not read"
-        raise RopeConfigError(
-            f"{where}.rope_theta is null{lost}. Assigning rope_scaling leaves it so, and drops "
-            "partial_rotary_factor and mrope_section: assign rope_parameters with all of them"
-        )
-    missing = [key for key in BASE if key in config and config[key] is None]
-    if missing and "rope_theta" not in parameters and first_value(config, *BASE) is None:
-        raise RopeConfigError(f"{missing[0]} is null; set it to the base of the model")
-
-
 def _fill_in(config: Part, parameters: Parameters, model: Model, label: str) -> dict[str, Any]:
     """Return the parameters with rope_type, rope_theta and partial_rotary_factor filled in."""
     _check_base(config, parameters, label)
@@ -263,10 +247,28 @@ def _fill_in(config: Part, parameters: Parameters, model: Model, label: str) -> 
     if model.axial and filled["rope_type"] == "default":
         filled["rope_type"] = "axial"
     layer = model.layers.get(label)
+    table = layer.parameters if layer else {}
     bases = (layer.base_key,) if layer and layer.base_key else BASE
     partial = "partial_rotary_factor", PARTIAL, model.partial
     for name, keys, default in (("rope_theta", bases, model.base), partial):
-        values = (filled.get(name), *(_layer_value(config, key, label) for key in keys))
-        table = layer.parameters.get(name) if layer else None
-        filled[name] = next((v for v in (*values, table) if v is not None), default)
+        values = (filled.get(name), *(_layer_value(config, k, label) for k in keys))
+        found = (v for v in (*values, table.get(name)) if v is not None)
+        filled[name] = next(found, default)
     return filled
+
+
+def _check_base(config: Part, parameters: Parameters, label: str) -> None:
+    """Check that the base is not null, for which transformers has no default."""
+    base = first_value(config, *BASE)
+    if parameters.get("rope_theta", base) is not None:
+        return
+    if "rope_theta" in parameters:
+        where = ".".join(filter(None, (parameters_key(config), label)))
+        raise RopeConfigError(
+            f"{where}.rope_theta is null"
+            + f", and rope_theta = {base} at top level is not read" * (base is not None)
+            + ". Assigning rope_scaling leaves it so, and drops partial_rotary_factor and "
+            "mrope_section: assign rope_parameters with all of them"
+        )
+    if missing := [key for key in BASE if key in config]:
+        raise RopeConfigError(f"{missing[0]} is null; set it to the base of the model")

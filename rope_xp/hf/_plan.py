@@ -38,7 +38,7 @@ class _Facts(NamedTuple):
 
     def find(self, name: str) -> Any:
         """Return a value. None only if the model's class has no default either."""
-        value = _keys.first_value(self.part, name, *_keys.ALIASES.get(name, ()))
+        value = _keys.find_value(self.part, name)
         if value is None and not self.is_filled:
             raise _MissingKeyError(f"{name} is missing, and a plan needs it; add it")
         return value

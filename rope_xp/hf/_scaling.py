@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from rope_xp import scaling
 from rope_xp._core import numbers
 from rope_xp._core.errors import RopeError
-from rope_xp.hf._keys import EXTENDED, LENGTHS, TRAINED, Model, Parameters, first_value
+from rope_xp.hf._keys import EXTENDED, TRAINED, Model, Parameters, find_value
 
 
 class Source(NamedTuple):
@@ -28,7 +28,7 @@ class Source(NamedTuple):
     @property
     def extended(self) -> Any:
         """Tokens of the extended context; None if they are missing."""
-        length = first_value(self.config, EXTENDED, *LENGTHS)
+        length = find_value(self.config, EXTENDED)
         return self.parameters.get(EXTENDED) if length is None else length
 
     @property
@@ -91,7 +91,7 @@ def _longrope(source: Source) -> scaling.Scaling:
     )
 
 
-_BUILDERS: dict[str, Callable[[Source], scaling.Scaling | None]] = {
+BUILDERS: dict[str, Callable[[Source], scaling.Scaling | None]] = {
     "default": lambda _: None,
     "mrope": lambda _: None,  # older Qwen2-VL, with mrope_section
     "linear": lambda source: scaling.Linear(source.need("factor")),
@@ -114,7 +114,7 @@ _BUILDERS: dict[str, Callable[[Source], scaling.Scaling | None]] = {
 
 def read_scaling(source: Source) -> scaling.Scaling | None:
     rope_type = source.parameters["rope_type"]
-    if not isinstance(rope_type, str) or rope_type not in _BUILDERS:
-        known = ", ".join(map(repr, _BUILDERS))
+    if not isinstance(rope_type, str) or rope_type not in BUILDERS:
+        known = ", ".join(map(repr, BUILDERS))
         raise RopeError(f"rope_type {rope_type!r} is not known; known are {known}")
-    return _BUILDERS[rope_type](source)
+    return BUILDERS[rope_type](source)

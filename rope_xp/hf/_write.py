@@ -8,25 +8,13 @@ from typing import Any
 from rope_xp import scaling
 from rope_xp._core.errors import RopeConfigError
 from rope_xp.hf import _build, _files, _keys, _parts
-from rope_xp.hf._keys import EXTENDED, FLAT, LENGTHS, PARTIAL, TRAINED, Model, Parameters, Part
+from rope_xp.hf._keys import EXTENDED, FLAT, TRAINED, Model, Parameters, Part
 from rope_xp.hf._models import get_row
+from rope_xp.hf._scaling import BUILDERS
 from rope_xp.rope import RoPE
 
 Ropes = Mapping[str, RoPE | None]
-_NAMES: dict[type, str] = {
-    scaling.Linear: "linear",
-    scaling.NTK: "dynamic",
-    scaling.DynamicNTK: "dynamic",
-    scaling.YaRN: "yarn",
-    scaling.LongRoPE: "longrope",
-    scaling.Llama3: "llama3",
-    scaling.Proportional: "proportional",
-    scaling.Axial: "axial",
-}
-_KEPT = {"rope_theta", "partial_rotary_factor", "rotary_dim", "mrope_section", "xdrope_section"} | {
-    *("mrope_interleaved", "llama_4_scaling_beta", "interleaved", "finetuned"),
-}
-"""Parameters that no scaling has."""
+_SHARE = "partial_rotary_factor"
 _ORDERS = {"contiguous": (0, 1, 2), "interleaved": (0, 1, 2), "ernie": (1, 2, 0)}
 """The components that the sections of mrope_section are for."""
 
@@ -87,11 +75,11 @@ def _write_part(place: dict[str, Any], ropes: Ropes, layout: Any, *, is_new: boo
     if is_new:
         place.pop("rope_scaling", None)
         place["rope_parameters"] = flat if is_flat else by_label
-        _update(place, flat, is_flat)
+        if is_flat:
+            _update(place, flat)
     elif is_flat:
-        place[_find_key(place, _keys.BASE)] = flat["rope_theta"]
-        if "partial_rotary_factor" in flat:
-            place[_find_key(place, PARTIAL)] = flat["partial_rotary_factor"]
+        for name in {"rope_theta", _SHARE} & {*flat}:
+            place[_find_key(place, name)] = flat[name]
         place["rope_scaling"] = _strip(flat)
     else:
         for label, layer in model.layers.items():
@@ -103,112 +91,95 @@ def _write_part(place: dict[str, Any], ropes: Ropes, layout: Any, *, is_new: boo
 
 def _strip(parameters: Parameters) -> Parameters | None:
     """Return parameters as rope_scaling of transformers 4 has them; None without scaling."""
-    rest = {k: v for k, v in parameters.items() if k not in ("rope_theta", PARTIAL[0])}
+    rest = {k: v for k, v in parameters.items() if k not in ("rope_theta", _SHARE)}
     return None if rest == {"rope_type": "default"} else rest
 
 
-def _find_key(place: Part, names: tuple[str, ...]) -> str:
-    return next((name for name in names if name in place), names[0])
+def _find_key(place: Part, name: str) -> str:
+    """Return the name that a part has for a key; its newest if it has none."""
+    return next((other for other in _keys.NAMES[name] if other in place), name)
 
 
-def _update(place: dict[str, Any], flat: Parameters, is_flat: bool) -> None:
+def _update(place: dict[str, Any], flat: Parameters) -> None:
     """Make keys at top level, which other versions read, say the same."""
-    for names in (_keys.BASE, PARTIAL):
-        for name in names:
-            if is_flat and place.get(name) is not None and names[0] in flat:
-                place[name] = flat[names[0]]
+    for name in ("rope_theta", _SHARE):
+        for key in _keys.NAMES[name]:
+            if place.get(key) is not None and name in flat:
+                place[key] = flat[name]
 
 
 def _spell(
     place: dict[str, Any], part: Part, model: Model, rope: RoPE, own: Parameters
 ) -> dict[str, Any]:
     """Return the parameters of a rope, with those of the configuration that are no scaling's."""
-    kept = {key: own[key] for key in own if key in _KEPT}
-    kind, values = _spell_scaling(rope, own)
-    parameters = {"rope_type": kind, **kept, **values}
-    if EXTENDED in values:
-        place[_find_key(place, (EXTENDED, *LENGTHS))] = parameters.pop(EXTENDED)
-    if TRAINED in values and place.get(TRAINED) is not None:  # which is read first
-        place[TRAINED] = values[TRAINED]
-    base = parameters["rope_theta"]
-    parameters["rope_theta"] = rope.base
-    _write_share(place, part, model, rope, parameters, base)
-    if rope.position_axes and model.section_order in _ORDERS and kind != "axial":
+    kept = {key: own[key] for key in own if key not in _keys.SCALING_KEYS}
+    parameters = {**kept, "rope_theta": rope.base, **_spell_scaling(rope, own)}
+    if EXTENDED in parameters:
+        place[_find_key(place, EXTENDED)] = parameters.pop(EXTENDED)
+    if TRAINED in parameters and place.get(TRAINED) is not None:  # which is read first
+        place[TRAINED] = parameters[TRAINED]
+    share = stated = parameters.pop(_SHARE, 1.0)
+    if "rotary_dim" in parameters or "rotary_dim" in place:
+        (parameters if "rotary_dim" in parameters else place)["rotary_dim"] = rope.rotary_dim
+    elif parameters["rope_type"] not in ("axial", "proportional"):
+        share, parameters["rope_theta"] = _find_share(part, model, rope, share, own["rope_theta"])
+    of_all = _keys.find_value(part, _SHARE)  # which layers without one of their own read
+    if not (share == stated == model.partial == 1.0 and of_all in (None, 1.0)):
+        parameters[_SHARE] = share
+    if rope.position_axes and model.section_order in _ORDERS and parameters["rope_type"] != "axial":
         counts = [rope.position_axes.count(i) for i in _ORDERS[model.section_order]]
         given = parameters.get("mrope_section", model.sections)
-        is_same = [sum(given[i::3]) for i in range(3)] == counts  # some files have more sections
-        if not is_same:
+        if [sum(given[i::3]) for i in range(3)] != counts:  # some files have more sections
             parameters["mrope_section"] = counts
     return parameters
 
 
-def _write_share(
-    place: dict[str, Any],
-    part: Part,
-    model: Model,
-    rope: RoPE,
-    parameters: dict[str, Any],
-    base: float,
-) -> None:
-    """Write how many components rotate, where sizes of latent attention do not say it."""
-    share = stated = parameters.get("partial_rotary_factor", 1.0)
-    if part.get("qk_rope_head_dim") is None and parameters["rope_type"] not in (
-        "axial",
-        "proportional",
-    ):
-        head_dim = _keys.read_head_dim(part, model)
-        if "rotary_dim" in place or "rotary_dim" in parameters:
-            (parameters if "rotary_dim" in parameters else place)["rotary_dim"] = rope.rotary_dim
-        elif rope.rotary_dim is None:
-            share = 1.0
-        elif head_dim and int(head_dim * share) not in (rope.rotary_dim, rope.rotary_dim - 1):
-            share = rope.rotary_dim / head_dim
-        elif head_dim and (odd := int(head_dim * share)) % 2:  # read as if it were odd + 1
-            is_same = base ** ((odd + 1) / odd) == rope.base
-            parameters["rope_theta"] = base if is_same else rope.base ** (odd / (odd + 1))
-    of_all = _keys.first_value(part, *PARTIAL)  # which layers without one of their own read
-    if share == stated == model.partial == 1.0 and of_all in (None, 1.0):
-        parameters.pop("partial_rotary_factor", None)
-    else:
-        parameters["partial_rotary_factor"] = share
+def _find_share(
+    part: Part, model: Model, rope: RoPE, share: float, base: float
+) -> tuple[float, float]:
+    """Return how much of a head rotates, the configuration's share if it fits, and the base."""
+    head_dim, count = _keys.read_head_dim(part, model), rope.rotary_dim
+    if part.get("qk_rope_head_dim") is not None:  # latent attention, whose sizes say it
+        return share, rope.base
+    if count is None:
+        return 1.0, rope.base
+    if head_dim and int(head_dim * share) not in (count, count - 1):
+        return count / head_dim, rope.base
+    if head_dim and (odd := int(head_dim * share)) % 2:  # read as if it were odd + 1
+        is_same = base ** ((odd + 1) / odd) == rope.base
+        return share, base if is_same else rope.base ** (odd / (odd + 1))
+    return share, rope.base
 
 
-def _spell_scaling(rope: RoPE, own: Parameters) -> tuple[str, dict[str, Any]]:
-    """Return rope_type and the keys of a scaling."""
-    rule = rope.scaling
+def _spell_scaling(rope: RoPE, own: Parameters) -> dict[str, Any]:
+    """Return rope_type and the keys of a scaling, whose classes have their names."""
+    rule, kind = rope.scaling, own.get("rope_type")
     if rule is None:
-        kind = own.get("rope_type")
-        return str(kind if kind in ("mrope", "axial") else "default"), {}
-    if type(rule) not in _NAMES:
-        raise RopeConfigError(f"no configuration has keys for {type(rule).__name__}")
+        return {"rope_type": kind if kind in ("mrope", "axial") else "default"}
     if isinstance(rule, scaling.NTK):
         if own.get("alpha") is None:
             raise RopeConfigError("only HunYuan's configurations have keys for NTK")
-        return "dynamic", {"alpha": rule.factor, "factor": own.get("factor", 1.0)}
-    values = {field.name: getattr(rule, field.name) for field in fields(rule)}  # type: ignore[arg-type]  # a dataclass
+        return {"rope_type": "dynamic", "alpha": rule.factor, "factor": own.get("factor", 1.0)}
+    name = type(rule).__name__
+    kind = name.lower().removesuffix("ntk")
+    if kind not in BUILDERS or getattr(scaling, name, None) is not type(rule):
+        raise RopeConfigError(f"no configuration has keys for {name}")
     if isinstance(rule, scaling.Axial):
-        values = {}
-    values = {k: [*v] if isinstance(v, tuple) else v for k, v in values.items() if v is not None}
-    if values.pop("length", None) is not None:
+        return {"rope_type": kind}
+    defaults = {field.name: field.default for field in fields(rule)}  # type: ignore[arg-type]  # a dataclass
+    values = {name: getattr(rule, name) for name in defaults}
+    values = {k: v for k, v in values.items() if v != defaults[k]}
+    if "length" in values:
         raise RopeConfigError(
             "a configuration has no keys for a fixed length; pass the rope as read"
         )
-    defaults = {field.name: field.default for field in fields(rule)}  # type: ignore[arg-type]  # a dataclass
-    rest = ("beta_fast", "beta_slow", "truncate", "factor")
-    return _NAMES[type(rule)], {
-        k: v for k, v in values.items() if k == "factor" or k not in rest or v != defaults[k]
-    }
+    lists = {k: [*v] for k, v in values.items() if isinstance(v, tuple)}
+    return {"rope_type": kind, **values, **lists}
 
 
 def _list_differences(ropes: Ropes, found: Ropes) -> Iterator[str]:
     for label, rope in ropes.items():
-        other = found.get(label)
-        where = f"{label}: " * bool(label)
-        if rope is None or other is None:
-            if rope is not other:
-                yield f"{where}{other} is not {rope}"
-            continue
-        for field in fields(rope):
-            value, got = getattr(rope, field.name), getattr(other, field.name)
+        for name in (field.name for field in fields(RoPE)):
+            value, got = (getattr(r, name, None) for r in (rope, found.get(label)))
             if value != got:
-                yield f"{where}{field.name} is {got!r} and not {value!r}"
+                yield f"{label}: " * bool(label) + f"{name} is {got!r} and not {value!r}"

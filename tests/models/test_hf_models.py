@@ -34,7 +34,7 @@ def test_default_sizes_are_those_of_transformers():
     assert len(sizes) > 30
     for name, expected in sizes.items():
         defaults = find_class(name)().to_dict()
-        found = {k: _keys.first_value(defaults, k, *_keys.ALIASES.get(k, ())) for k in expected}
+        found = {key: _keys.find_value(defaults, key) for key in expected}
         assert found == expected, name
 
 
