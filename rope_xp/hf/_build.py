@@ -67,18 +67,12 @@ def _is_rotary(part: object) -> bool:
     )
 
 
-def find_ignored_keys(config: Mapping[str, Any]) -> frozenset[str]:
-    """Return the keys of the position embedding that the code of the model type does not read."""
-    return frozenset(_TYPE_KEYS if config.get("model_type") in _TYPE_IGNORED else ())
-
-
 def _find_obstacle(name: str, config: Mapping[str, Any], row: _keys.Model | None) -> str | None:
     """Return why a model has no rotary embedding, or none that a RoPE can express."""
-    ignored = find_ignored_keys(config)
     for key in _TYPE_KEYS:
-        value = config.get(key)
-        # ESM, for one, has either embedding.
-        if key not in ignored and isinstance(value, str) and value.lower().startswith(_NOT_ROTARY):
+        value = config.get(key)  # ESM, for one, has either embedding
+        is_other = isinstance(value, str) and value.lower().startswith(_NOT_ROTARY)
+        if is_other and name not in _TYPE_IGNORED:
             return f" has {key} = {value!r}, and so no rotary embedding"
     if config.get("alibi"):
         return " has alibi, and so no rotary embedding"
@@ -121,42 +115,33 @@ def build_rope(source: _scaling.Source) -> RoPE:
 def _read_dims(source: _scaling.Source) -> tuple[int | None, int | None]:
     """Return head_dim and rotary_dim, each None if it is unknown."""
     config, model, parameters = source.config, source.model, source.parameters
-    head_dim = _keys.read_head_dim(config, model)
+    head_dim, rope_type = _keys.read_head_dim(config, model), parameters["rope_type"]
     name = "partial_rotary_factor"
     partial = numbers.check_positive(name, parameters[name])
     if latent := _keys.read_size(config, "qk_rope_head_dim"):
         return None, latent
-    if not model.reads_share and parameters["rope_type"] != "proportional":
-        _check_whole(config, parameters, head_dim, partial)
-    if parameters["rope_type"] == "axial":
+    rotary_dim = _keys.read_size(parameters, "rotary_dim") or _keys.read_size(config, "rotary_dim")
+    if not model.reads_share and rope_type != "proportional":
+        for key, value, whole in ((name, partial, 1), ("rotary_dim", rotary_dim, head_dim)):
+            if value not in (None, whole):
+                raise RopeError(
+                    f"{key} = {value} is not read by the code of model_type "
+                    f"{config.get('model_type')!r}, which rotates whole heads; remove it, or set "
+                    "the model_type of the code that reads it"
+                )
+    if rope_type == "axial":
         axes = len(model.components)
         whole = _need_head_dim(head_dim, source, "rope_type 'axial' divides it")
         return whole, 2 * axes * (whole // axes // 2)
-    rotary_dim = _keys.read_size(parameters, "rotary_dim") or _keys.read_size(config, "rotary_dim")
     if rotary_dim is None and partial == 1 and "rotary_dim" not in config:  # null: the whole head
         rotary_dim = model.rotary_dim
     if rotary_dim is not None:
         return head_dim, rotary_dim
     numbers.check_share(name, partial)
-    if partial == 1 or parameters["rope_type"] == "proportional":
+    if partial == 1 or rope_type == "proportional":
         return head_dim, None
     whole = _need_head_dim(head_dim, source, f"partial_rotary_factor = {partial} is a share of it")
     return whole, int(whole * partial)
-
-
-def _check_whole(config: Any, parameters: Any, head_dim: int | None, partial: float) -> None:
-    """Check that a share of the head, which the code of the model type does not read, is all."""
-    count = _keys.first_value(parameters, "rotary_dim") or config.get("rotary_dim")
-    for key, value, whole in (
-        ("partial_rotary_factor", partial, 1),
-        ("rotary_dim", count, head_dim),
-    ):
-        if value is not None and value != whole:
-            raise RopeError(
-                f"{key} = {value} is not read by the code of model_type "
-                f"{config.get('model_type')!r}, which rotates whole heads; remove it, or set the "
-                "model_type of the code that reads it"
-            )
 
 
 def _need_head_dim(head_dim: int | None, source: _scaling.Source, reason: str) -> int:

@@ -1,7 +1,6 @@
 """Find the part of a configuration that is read, in the spellings of other repositories too."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from rope_xp._core.errors import RopeConfigError
 from rope_xp.hf import _keys
@@ -11,8 +10,10 @@ from rope_xp.hf._models import MODELS, get_row
 # The language model within a configuration of several parts.
 PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
 _LATENT = ("qk_rope_head_dim", "qk_nope_head_dim")
-_OF_ATTENTION = (*_keys.BASE, "kv_n_heads", "alibi")
+_OF_ATTENTION = (*_keys.BASE, "kv_n_heads", "alibi", "rope_hf_config")
 """Keys that DBRX and MPT have in ``attn_config``."""
+_EVO = ("use_interpolated_rotary_pos_emb", "rotary_emb_scaling_factor")
+"""How StripedHyena (Evo) spells a linear scaling: whether there is one, and its factor."""
 
 
 def find_part(config: Part) -> Part:
@@ -21,38 +22,18 @@ def find_part(config: Part) -> Part:
         if isinstance(config.get(name), Mapping):
             # A part without a type has that of the whole.
             return find_part({"model_type": config.get("model_type"), **config[name]})
-    return _name_vision_tower(_spell_scaling(_lift_attention(_drop_zeros(config))))
-
-
-def _drop_zeros(part: Part) -> Part:
-    """Return a part where 0 for a size of latent attention, which a model lacks, is null."""
-    if part.get("kv_lora_rank"):
-        return part
-    return {k: None if k in _LATENT and v == 0 else v for k, v in part.items()}
-
-
-def _lift_attention(part: Part) -> Part:
-    """Return a part with the rotary keys of its ``attn_config``."""
-    inner = part.get("attn_config")
-    if not isinstance(inner, Mapping):
-        return part
-    if inner.get("rope") is False:
-        raise RopeConfigError("attn_config.rope is false: the model has no rotary embedding")
-    lifted: dict[str, Any] = {key: inner[key] for key in _OF_ATTENTION if key in inner}
-    scaling = inner.get("rope_hf_config")
-    if inner.get("rope_impl") == "hf" and isinstance(scaling, Mapping):
-        lifted["rope_scaling"] = None if scaling.get("type") == "no_scaling" else scaling
-    return {**lifted, **part}
-
-
-def _spell_scaling(part: Part) -> Part:
-    """Return a part with the scaling that StripedHyena (Evo 2) has in two keys of its own."""
-    if not part.get("use_interpolated_rotary_pos_emb") or part.get("rope_scaling"):
-        return part
-    factor = part.get("rotary_emb_scaling_factor", 1.0)
-    rest = ("use_interpolated_rotary_pos_emb", "rotary_emb_scaling_factor")
-    scaling = {"rope_type": "linear", "factor": factor}
-    return {**{k: v for k, v in part.items() if k not in rest}, "rope_scaling": scaling}
+    part = dict(config)
+    if not part.get("kv_lora_rank"):  # 0 is for sizes of latent attention that a model lacks
+        part |= {key: None for key in _LATENT if part.get(key) == 0}
+    attention = part.get("attn_config")
+    if isinstance(attention, Mapping):
+        if attention.get("rope") is False:
+            raise RopeConfigError("attn_config.rope is false: the model has no rotary embedding")
+        part = {**{key: attention[key] for key in _OF_ATTENTION if key in attention}, **part}
+    if part.get(_EVO[0]) and not part.get("rope_scaling"):
+        _, factor = part.pop(_EVO[0]), part.pop(_EVO[1], 1.0)
+        part["rope_scaling"] = {"rope_type": "linear", "factor": factor}
+    return _name_vision_tower(part)
 
 
 def _name_vision_tower(part: Part) -> Part:
