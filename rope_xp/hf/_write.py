@@ -21,18 +21,27 @@ _ORDERS = {"contiguous": (0, 1, 2), "interleaved": (0, 1, 2), "ernie": (1, 2, 0)
 
 def write_config(rope: RoPE | Ropes, config: object) -> dict[str, Any]:
     """Return a copy of a configuration, as :func:`rope_xp.to_hf_config` describes it."""
-    whole = copy.deepcopy(dict(_files.read_mapping(config)))
+    whole = dict(_files.read_mapping(config))
+    part = _parts.find_part(whole)
     ropes = {FLAT: rope} if isinstance(rope, RoPE) else dict(rope)
     layout = next((r.layout for r in ropes.values() if r is not None), None)
-    known, problem = get_row(_parts.find_part(whole).get("model_type")) is not None, ""
+    is_known = get_row(part.get("model_type")) is not None
+    model = _build.find_model(part, None if is_known else layout)
+    own, problem = _keys.read_layers(part, model), ""
+    if {*own} != {*ropes}:
+        expected = "one RoPE" if FLAT in own else f"a dictionary of {', '.join(own)}"
+        got = "one RoPE" if FLAT in ropes else f"a dictionary of {', '.join(map(str, ropes))}"
+        raise RopeConfigError(f"the configuration has {expected}; got {got}")
     for is_new in (False, True):
         written = copy.deepcopy(whole)
         place = _find_place(written)
-        _write_part(place, ropes, layout, is_new=is_new or _is_new(place))
-        part = _parts.find_part(written)
+        layers: _keys.LayerParameters = {
+            label: None if rope is None else _spell(place, part, model, rope, own[label] or {})
+            for label, rope in ropes.items()
+        }
+        _write_layers(place, model, layers, is_new=is_new or _is_new(place))
         with _keys.naming_errors():
-            found = _build.build_ropes(part, _build.find_model(part, None if known else layout))
-        found = {FLAT: found[FLAT]} if FLAT in found else found
+            found = _build.build_ropes(_parts.find_part(written), model)
         if found == ropes:
             return written
         problem = problem or "; ".join(_list_differences(ropes, found))
@@ -56,37 +65,29 @@ def _is_new(place: Part) -> bool:
     return "rope_parameters" in place or not any(key in place for key in old)
 
 
-def _write_part(place: dict[str, Any], ropes: Ropes, layout: Any, *, is_new: bool) -> None:
-    """Write the rotary keys of a part, in the spelling of transformers 5 or of 4."""
-    part = _parts.find_part(place)
-    known = get_row(part.get("model_type")) is not None
-    model = _build.find_model(part, None if known else layout)
-    own = _keys.read_layers(part, model)
-    if {*own} != {*ropes}:
-        expected = "one RoPE" if FLAT in own else f"a dictionary of {', '.join(own)}"
-        got = "one RoPE" if FLAT in ropes else f"a dictionary of {', '.join(map(str, ropes))}"
-        raise RopeConfigError(f"the configuration has {expected}; got {got}")
-    by_label = {
-        label: None if rope is None else _spell(place, part, model, rope, own[label] or {})
-        for label, rope in ropes.items()
-    }
-    is_flat = FLAT in by_label or bool(model.unrotated)
-    flat = next((values for values in by_label.values() if values is not None), {})
+def _write_layers(
+    place: dict[str, Any], model: Model, layers: _keys.LayerParameters, *, is_new: bool
+) -> None:
+    """Write the parameters of layer types, in the spelling of transformers 5 or of 4."""
+    flat = next((values for values in layers.values() if values is not None), {})
+    is_flat = FLAT in layers or bool(model.unrotated)
+    shared = {"rope_theta", _SHARE} & {*flat} if is_flat else {*()}
     if is_new:
         place.pop("rope_scaling", None)
-        place["rope_parameters"] = flat if is_flat else by_label
-        if is_flat:
-            _update(place, flat)
-    elif is_flat:
-        for name in {"rope_theta", _SHARE} & {*flat}:
-            place[_find_key(place, name)] = flat[name]
+        place["rope_parameters"] = flat if is_flat else layers
+        for name in shared:  # keys at top level, which other versions read, say the same
+            stated = {key for key in _keys.NAMES[name] if place.get(key) is not None}
+            place.update(dict.fromkeys(stated, flat[name]))
+        return
+    place.update({_find_key(place, name): flat[name] for name in shared})
+    if is_flat:
         place["rope_scaling"] = _strip(flat)
-    else:
-        for label, layer in model.layers.items():
-            if layer is not None and (values := by_label[label]) is not None and layer.base_key:
-                place[layer.base_key] = values["rope_theta"]
-                if layer.is_scaled:
-                    place["rope_scaling"] = _strip(values)
+    for label, layer in model.layers.items():
+        values = layers.get(label)
+        if layer is not None and values is not None and layer.base_key:
+            place[layer.base_key] = values["rope_theta"]
+            if layer.is_scaled:
+                place["rope_scaling"] = _strip(values)
 
 
 def _strip(parameters: Parameters) -> Parameters | None:
@@ -98,14 +99,6 @@ def _strip(parameters: Parameters) -> Parameters | None:
 def _find_key(place: Part, name: str) -> str:
     """Return the name that a part has for a key; its newest if it has none."""
     return next((other for other in _keys.NAMES[name] if other in place), name)
-
-
-def _update(place: dict[str, Any], flat: Parameters) -> None:
-    """Make keys at top level, which other versions read, say the same."""
-    for name in ("rope_theta", _SHARE):
-        for key in _keys.NAMES[name]:
-            if place.get(key) is not None and name in flat:
-                place[key] = flat[name]
 
 
 def _spell(

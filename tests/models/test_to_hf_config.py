@@ -113,6 +113,12 @@ def test_to_hf_config_writes_the_language_part_and_other_sections():
     assert (result["vision_config"], config["text_config"]) == ({"depth": 2}, text)
 
 
+def test_to_hf_config_writes_a_part_without_a_type():
+    config = {"model_type": "gemma3", "text_config": {"hidden_size": 2560}}
+    changed = change(from_hf_config(config), YARN)
+    assert from_hf_config(to_hf_config(changed, config)) == changed
+
+
 def test_to_hf_config_of_a_type_without_parameters_writes_those_of_transformers_5():
     result = to_hf_config(RoPE(base=5e5, layout="half"), {"model_type": "llama", "head_dim": 64})
     assert result["rope_parameters"] == {"rope_type": "default", "rope_theta": 5e5}
