@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rope_xp import positions
-from rope_xp.positions._rope_index import canvases, indexer
+from rope_xp.positions._rope_index import canvases, models
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -24,7 +24,7 @@ def test_every_model_with_get_rope_index_is_known():
         for path in folder.glob("*/modeling_*.py")
         if "def get_rope_index" in path.read_text(encoding="utf-8")
     }
-    assert names == {*indexer.MODELS}
+    assert names == {*models.MODELS}
 
 
 def load(name):
@@ -84,8 +84,8 @@ def build_prompt(name, config, parts, marks=0):
     video = keys["image_token_id" if name.startswith(("glm", "hunyuan")) else "video_token_id"]
     start, end = (keys.get(f"video_{edge}_token_id", TEXT) for edge in ("start", "end"))
     grids = {"image_grid_thw": [], "video_grid_thw": []}
-    has_newlines = name in (*indexer.NEWLINES, "hunyuan_vl")
-    between = [(TEXT, 0)] * 2 if name in indexer.SEPARATE_FRAMES and not has_newlines else []
+    has_newlines = name in (*models.NEWLINES, "hunyuan_vl")
+    between = [(TEXT, 0)] * 2 if name in models.SEPARATE_FRAMES and not has_newlines else []
     rows = []
     for row_parts in parts:
         row = []
@@ -119,7 +119,7 @@ PROMPTS = [
 ]
 
 
-@pytest.mark.parametrize("name", [*indexer.WHOLE_VIDEOS, *indexer.SEPARATE_FRAMES])
+@pytest.mark.parametrize("name", [*models.WHOLE_VIDEOS, *models.SEPARATE_FRAMES])
 @pytest.mark.parametrize("parts", PROMPTS, ids=str)
 def test_mrope_from_ids_of_images_and_videos_equals_the_model(name, parts):
     model = load(name)
@@ -138,7 +138,7 @@ def audio_length(name, tokens):
     return next(n for n in range(2000) if module._get_feat_extract_output_lengths(n) == tokens)
 
 
-@pytest.mark.parametrize("name", indexer.OMNI)
+@pytest.mark.parametrize("name", models.OMNI)
 @pytest.mark.parametrize(
     ("grid", "audio_tokens", "seconds"),
     [

@@ -1,20 +1,19 @@
 """Positions of M-RoPE from token ids, equal to ``get_rope_index`` of transformers."""
 
 from collections.abc import Mapping
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from rope_xp._core.errors import RopeError
-from rope_xp.positions._rope_index.canvases import HunYuanIndexer, MiniCPMIndexer
-from rope_xp.positions._rope_index.indexer import find_model, split_runs
-from rope_xp.positions._rope_index.spans import SpanIndexer
+from rope_xp.positions._rope_index.canvases import index_hunyuan, index_minicpm
+from rope_xp.positions._rope_index.models import OMNI, find_model, find_types, split_runs
+from rope_xp.positions._rope_index.spans import index_spans
 from rope_xp.positions._sequences import parse_ends
 from rope_xp.positions._values import to_host
 
-_INDEXERS = {"hunyuan_vl": HunYuanIndexer, "minicpmv4_7": MiniCPMIndexer}
+_INDEXERS = {"hunyuan_vl": index_hunyuan, "minicpmv4_7": index_minicpm}
 
 
 def get_rope_index(
@@ -34,13 +33,11 @@ def get_rope_index(
     is_packed = cu_seqlens is not None or segments is not None
     if cu_seqlens is not None and segments is not None:
         raise RopeError("cu_seqlens and segments both split ids; pass one of them")
-    build = _INDEXERS.get(name, partial(SpanIndexer, name, rows=len(rows)))
-    indexer = build(keys, inputs, is_packed=is_packed)
     types, mask = inputs.get("mm_token_type_ids"), inputs.get("attention_mask")
     if types is None:
         types = np.zeros(shape, np.int64)
         for row in rows:
-            types[row] = indexer.token_types(token_ids[row])
+            types[row] = find_types(name, keys, token_ids[row])
     types = to_host("mm_token_type_ids", types)
     mask = np.ones(shape, bool) if mask is None else to_host("attention_mask", mask)
     if mask.size and not 0 <= mask.min() <= mask.max() <= 1:
@@ -54,15 +51,19 @@ def get_rope_index(
             f"mm_token_type_ids and attention_mask must have the shape of ids, {shape}; got "
             f"{types.shape} and {mask.shape}"
         )
-    positions = np.full((indexer.components, *shape), indexer.padding, indexer.dtype)
-    deltas: np.ndarray = np.zeros(len(rows), indexer.dtype)
-    for i, row in enumerate(rows):
-        tokens = mask[row]
-        row_positions = indexer.index_row(i, token_ids[row][tokens], types[row][tokens])
-        positions[:, *row][:, tokens] = row_positions
-        deltas[i] = row_positions.max(initial=-1) + 1 - row_positions.shape[1]
-    for queue in indexer.queues:
-        queue.check_all_taken()
+    if types.size and not 0 <= types.min() <= types.max() <= 2 + (name in OMNI):
+        raise RopeError(
+            "mm_token_type_ids must be 0 (text), 1 (image) or 2 (video); got "
+            f"{types.min()} to {types.max()}"
+        )
+    tokens = [(token_ids[row][mask[row]], types[row][mask[row]]) for row in rows]
+    found = [*_INDEXERS.get(name, index_spans)(name, keys, inputs, tokens, is_packed)]
+    like = found[0] if found else np.empty((3, 0), np.int64)
+    padding = int(name in ("glm_image", "qwen2_5_omni"))
+    positions = np.full((len(like), *shape), padding, like.dtype)
+    for row, at in zip(rows, found, strict=True):
+        positions[:, *row][:, mask[row]] = at
+    deltas = np.array([at.max(initial=-1) + 1 - at.shape[1] for at in found], like.dtype)
     return positions, deltas if is_packed else deltas.reshape(shape[:-1])
 
 
