@@ -91,7 +91,7 @@ def _build_layers(part: Part, layout: Layout | None, *, is_filled: bool) -> tupl
         raise RopeConfigError(f"no plan of model_type {part.get('model_type')!r}: {obstacle}")
     for key in model.needs:
         facts.find(key)
-    if read_head_dim(part, model, "", {}) is None:
+    if read_head_dim(part, model, "") is None:
         facts.find("head_dim")
     ropes = _build.build_ropes(part, model)
     kinds = _list_kinds(facts, is_uniform=FLAT in ropes)
@@ -101,7 +101,8 @@ def _build_layers(part: Part, layout: Layout | None, *, is_filled: bool) -> tupl
         layer = LayerPlan(kind=kind)
         if kind not in _NO_ATTENTION:
             rope = None if i in unrotated else _select(kind, ropes)
-            layer = _build_layer(facts, i, kind, rope, overrides.get(i, {}))
+            own = facts._replace(part={**part, **overrides.get(i, {})})
+            layer = _build_layer(own, i, kind, rope)
             if rope is None or not model.has_temperature:
                 layer = replace(layer, temperature=temperature)
         layers.append(layer)
@@ -154,10 +155,9 @@ def list_unrotated(part: Part, model: Model, total: int | None) -> list[int]:
     return list(range(interval - 1, total, interval)) if interval and total else []
 
 
-def _build_layer(facts: _Facts, i: int, kind: str, rope: RoPE | None, own: Part) -> LayerPlan:
-    if (head_dim := read_head_dim(facts.part, facts.model, kind, own)) is None:
-        raise RopeConfigError("head_dim is missing, and a plan needs it")
-    heads, kv_heads = _read_heads(facts, kind, own, i)
+def _build_layer(facts: _Facts, i: int, kind: str, rope: RoPE | None) -> LayerPlan:
+    head_dim = read_head_dim(facts.part, facts.model, kind) or facts.need_size("head_dim")
+    heads, kv_heads = _read_heads(facts, i, kind)
     scale = facts.model.softmax(facts.need, head_dim)
     return LayerPlan(
         kind=kind,
@@ -179,35 +179,34 @@ def read_overrides(part: Part) -> dict[int, Part]:
     return {int(key): own for key, own in pairs if key.isdecimal() and len(key) < 8}
 
 
-def read_head_dim(part: Part, model: Model, kind: str, own: Part) -> int | None:
+def read_head_dim(part: Part, model: Model, kind: str, own: Part | None = None) -> int | None:
+    """Return the components of a head of q in a layer, whose own values take precedence."""
+    part = {**part, **(own or {})}
     latent = _keys.read_size(part, "qk_rope_head_dim")
     if latent is not None and not model.trailing:
-        rest = _keys.read_size({**part, **own}, "qk_nope_head_dim")
+        rest = _keys.read_size(part, "qk_nope_head_dim")
         return None if rest is None else rest + latent
     # Gemma 4 has wider heads where attention is full, and two keys for them.
     wide = _keys.read_size(part, "global_head_dim") if kind == "full_attention" else None
-    return wide or _keys.read_size(own, "head_dim") or _keys.read_head_dim(part, model)
+    return wide or _keys.read_head_dim(part, model)
 
 
-def _read_heads(facts: _Facts, kind: str, own: Part, i: int) -> tuple[int, int]:
-    per_layer = facts.part.get("num_attention_heads_per_layer")
-    heads = _keys.read_size(own, "num_attention_heads")
-    if heads is None and isinstance(per_layer, Sequence) and i < len(per_layer):
+def _read_heads(facts: _Facts, i: int, kind: str) -> tuple[int, int]:
+    part, per_layer = facts.part, facts.part.get("num_attention_heads_per_layer")
+    if isinstance(per_layer, Sequence) and i < len(per_layer):
         heads = numbers.check_positive_int("num_attention_heads_per_layer", per_layer[i])
-    heads = heads or facts.need_size("num_attention_heads")
-    if _keys.read_size(facts.part, "qk_nope_head_dim"):
+    else:
+        heads = facts.need_size("num_attention_heads")
+    if _keys.read_size(part, "qk_nope_head_dim"):
         return heads, 1  # the rotated part of k
-    kv_heads = _keys.read_size(own, "num_key_value_heads")
-    if kv_heads is None and kind == "full_attention":
-        kv_heads = _keys.read_size(facts.part, "num_global_key_value_heads")
-    if kv_heads is not None:
-        return heads, kv_heads
-    if facts.part.get("multi_query") and not facts.part.get("new_decoder_architecture"):
+    wide = _keys.read_size(part, "num_global_key_value_heads")
+    if kind == "full_attention" and wide is not None:
+        return heads, wide
+    if part.get("multi_query") and not part.get("new_decoder_architecture"):
         return heads, 1  # Falcon
     has_key = facts.find("num_key_value_heads") is not None
     kv_heads = facts.need_size("num_key_value_heads") if has_key else heads
-    factor = facts.model.sliding_kv_factor
-    return heads, kv_heads * (factor if kind == "sliding_attention" else 1)
+    return heads, kv_heads * (facts.model.sliding_kv_factor if kind == "sliding_attention" else 1)
 
 
 def _read_norm(facts: _Facts, rope: RoPE | None) -> NormPlan | None:
