@@ -52,19 +52,14 @@ CONFIGS = [
     ),
     ({"model_type": "kimi_k2", **LATENT}, LATENT_ROPE),
     ({"model_type": "unlimited_ocr", "language_config": OCR}, HALF),
-    ({**GPTJ, "rotary_dim": 64}, replace(INTERLEAVED, rotary_dim=64)),
     ({**GPTJ, "rotary_dim": None}, INTERLEAVED),
     # a missing head_dim
     (GLM, replace(INTERLEAVED, rotary_dim=64)),
-    ({**GLM, "head_dim": 80}, replace(INTERLEAVED, rotary_dim=40)),
     ({"model_type": "phi", "hidden_size": 2560}, replace(HALF, rotary_dim=40)),
     # a share that is whole, of a model that reads none
     ({**PLAIN, "model_type": "llama", "rotary_pct": 1.0}, HALF),
     ({**PLAIN, "model_type": "llama", "rotary_dim": 64}, replace(HALF, rotary_dim=64)),
     ({**PLAIN, "model_type": "phi3", "rotary_dim": 32}, replace(HALF, rotary_dim=32)),
-    # flags that say rotary
-    ({**PLAIN, "model_type": "falcon", "alibi": False}, HALF),
-    ({**PLAIN, "model_type": "esm", "position_embedding_type": "rotary"}, HALF),
     # only sliding layers rotate; those of EXAONE all do without a window
     ({**PLAIN, "model_type": "cohere2", "sliding_window": None}, unrotated("interleaved")),
     ({**PLAIN, "model_type": "exaone4"}, unrotated("half")),

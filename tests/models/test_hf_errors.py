@@ -1,12 +1,16 @@
-"""What from_hf_config says of configurations that describe no RoPE."""
+"""What from_hf_config says of configurations that describe no RoPE, or are too large."""
 
+import json
 import math
+import os
 import re
 
 import pytest
 from support.configs import LLAMA
 
 from rope_xp import RopeConfigError, from_hf_config
+from rope_xp import __main__ as cli
+from rope_xp.hf import _limits
 
 LISTS = {"short_factor": [1.0] * 32, "long_factor": [2.0] * 32}
 LONGROPE = {**LISTS, "rope_type": "longrope"}
@@ -133,6 +137,34 @@ REFUSED = [
     ("attn_config.rope is false", {"attn_config": {"rope": False, "alibi": True}}),
     ("has alibi, and so no rotary embedding", {"attn_config": {"alibi": True}}),
 ]
+
+
+def nest(levels, key, config):
+    for _ in range(levels):
+        config = {**LLAMA, key: config}
+    return config
+
+
+def double(levels):
+    content = []
+    for _ in range(levels):
+        content = [content, content]
+    return content
+
+
+CYCLE = {**LLAMA}
+CYCLE["text_config"] = CYCLE
+BY_TYPE = {f"type_{i}": {"rope_type": "default"} for i in range(9)}
+BEYOND = [
+    ("rotated components of a head must be at most 4096", {"head_dim": 10**9}),
+    ("depth of dictionaries and lists must be at most 32", nest(5000, "text_config", {})),
+    ("depth of", CYCLE),
+    ("entries of the configuration must be at most", {"labels": double(24)}),
+    ("bits of an integer must be at most 1024", {"rope_theta": 10**5000}),
+    ("by layer type must be at most 8", {"rope_parameters": BY_TYPE}),
+    ("model_type must be a string; got ['llama']", {"model_type": ["llama"]}),
+    ("rope_type 0 is not known", {"rope_scaling": {"rope_type": 0}}),
+]
 AXIAL = {"rope_parameters": {"rope_type": "axial"}}
 ROTATING = {"vision_config": {"model_type": "pixtral"}, "other": {"rope_theta": 1e4}}
 TOWER = {"patch_size": 16, "hidden_size": 1152}
@@ -153,7 +185,7 @@ MISSING_SIZES = [
 @pytest.mark.parametrize(
     ("message", "config"),
     [
-        *((message, {**LLAMA, **keys}) for message, keys in REFUSED),
+        *((message, {**LLAMA, **keys}) for message, keys in (*REFUSED, *BEYOND)),
         *((message, {"model_type": name, **keys}) for message, name, keys in MISSING_SIZES),
     ],
 )
@@ -195,3 +227,39 @@ LISTED = type("Listed", (), {"to_dict": lambda self: []})()
 def test_from_hf_config_refuses_things_that_are_no_configuration(config):
     with pytest.raises(TypeError, match=rf"config must be .*; got {type(config).__name__}$"):
         from_hf_config(config)
+
+
+def test_from_hf_config_reads_content_at_the_limits():
+    many = dict.fromkeys(range(_limits.ENTRIES - len(LLAMA) - 1))
+    assert from_hf_config({**LLAMA, "id2label": many}).base == 1e4
+    layers = ["full_attention"] * _limits.LAYERS
+    wide = {"head_dim": _limits.COMPONENTS, "layer_types": layers, "a": nest(20, "b", {})}
+    assert from_hf_config({**LLAMA, **wide}).base == 1e4
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_from_hf_config_refuses_a_path_that_is_no_regular_file(tmp_path, kind):
+    path = tmp_path / "config.json"
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero")
+    for config in (tmp_path, path):
+        with pytest.raises(RopeConfigError, match="is no regular file"):
+            from_hf_config(config)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"num_hidden_layers": 10**12},
+        {"no_rope_layers": [0] * 99_999, "model_type": "smollm3"},
+    ],
+)
+def test_inspect_makes_no_plan_of_sizes_beyond_the_limits(keys, tmp_path, capsys):
+    """Sizes that from_hf_config does not read."""
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**LLAMA, **keys}))
+    assert cli.main(["inspect", str(file)]) == 0
+    _, plan = capsys.readouterr().out.split("\nno plan:\n")
+    assert f"{next(iter(keys))} must be at most" in plan

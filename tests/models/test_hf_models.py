@@ -6,16 +6,14 @@ from pathlib import Path
 import pytest
 
 from rope_xp import from_hf_config
-from rope_xp.hf import _keys
+from rope_xp.hf import _keys, _plan
 from rope_xp.hf._models import MODELS
 
-auto = pytest.importorskip("transformers.models.auto.configuration_auto")
 modeling = pytest.importorskip("transformers.models.auto.modeling_auto")
 
 
 def find_class(name):
-    mapping = auto.CONFIG_MAPPING
-    return next((mapping[n] for n in (f"{name}_text", name) if n in mapping), None)
+    return _plan.find_class({"model_type": name})
 
 
 def read_code(name):

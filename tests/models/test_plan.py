@@ -5,7 +5,6 @@ import importlib
 import importlib.util
 import inspect
 import json
-import time
 
 import numpy as np
 import pytest
@@ -57,7 +56,6 @@ def test_plan_of_a_sparse_file_has_the_defaults_of_its_class():
 
 LLAMA = {"model_type": "llama", "num_hidden_layers": 2, "num_key_value_heads": 8}
 LLAMA |= {"hidden_size": 4096, "num_attention_heads": 32, "rms_norm_eps": 1e-6}
-YI = {**LLAMA, "model_type": "yi", "rope_theta": 5e6}
 
 
 @pytest.mark.usefixtures("no_transformers")
@@ -69,10 +67,11 @@ def test_plan_without_transformers_needs_a_file_that_says_all():
 
 
 def test_plan_of_an_unknown_type_asks_for_the_key_alone():
-    assert rope_xp.plan(YI, layout="half")[0].head_dim == 128
-    config = {k: v for k, v in YI.items() if k != "num_attention_heads"}
+    unknown = {**LLAMA, "model_type": "yi", "rope_theta": 5e6}
+    assert rope_xp.plan(unknown, layout="half")[0].head_dim == 128
+    del unknown["num_attention_heads"]
     with pytest.raises(RopeConfigError, match="head_dim is missing, and a plan needs it$"):
-        rope_xp.plan(config, layout="half")
+        rope_xp.plan(unknown, layout="half")
 
 
 @pytest.mark.slow
@@ -135,16 +134,6 @@ def test_plan_does_not_guess_which_layers_have_no_attention():
 def test_plan_names_impossible_values(more, message):
     with pytest.raises(RopeConfigError, match=message):
         rope_xp.plan({**LLAMA, "num_hidden_layers": 32, "head_dim": 128, **more})
-
-
-def test_plan_reads_a_long_configuration_in_time():
-    """Each layer differs, so that nothing is shared."""
-    count = 1 << 14
-    overrides = {f"{i:05}": {"num_attention_heads": 8 + i} for i in range(count)}
-    config = {**LLAMA, "num_hidden_layers": count, "per_layer_config": overrides}
-    start = time.perf_counter()
-    assert len(_plan.group_layers(rope_xp.plan(config))) == count
-    assert time.perf_counter() - start < 10  # quadratic time would take minutes
 
 
 @pytest.mark.parametrize("name", ["gemma_3_4b", "zaya"])
