@@ -1,6 +1,6 @@
 """Positions of HunYuan-VL and MiniCPM-V 4.7, whose images are canvases next to the text."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -9,18 +9,14 @@ import numpy as np
 from rope_xp._core.errors import RopeConfigError, RopeError
 from rope_xp.hf._files import read_part
 from rope_xp.positions._rope_index import models
-from rope_xp.positions._rope_index.models import IMAGE, TEXT, VIDEO, GridQueue, Span, need_key
+from rope_xp.positions._rope_index.models import GridQueue, Keys, Rows, Span, need_key
 
 _MARKS = ("slice_start_id", "slice_end_id", "image_start_id", "image_end_id", "newline_id")
 _Tokens = tuple[int, int]  # their start and stop
 
 
 def index_hunyuan(
-    _name: str,
-    keys: Mapping[str, Any],
-    inputs: Mapping[str, Any],
-    rows: models.Rows,
-    is_packed: bool,
+    _name: str, keys: Keys, inputs: Keys, rows: Rows, is_packed: bool
 ) -> Iterator[np.ndarray]:
     """Yield numbers of all tokens, and of the cells of an image, (width, height, image)."""
     text = read_part(keys.get("text_config") or keys)
@@ -40,7 +36,7 @@ def index_hunyuan(
         first = image if is_packed else 0
         positions = np.tile(np.arange(types.size), (len(sections), 1))
         for token_type, start, stop in models.split_runs(types):
-            if token_type == IMAGE:
+            if token_type == models.IMAGE:
                 # Some processors put a token on either side.
                 span = queue.take(stop - start, (0, 2))
                 mark = (stop - start - span.size) // 2
@@ -54,17 +50,13 @@ def index_hunyuan(
 
 
 def index_minicpm(
-    _name: str,
-    keys: Mapping[str, Any],
-    inputs: Mapping[str, Any],
-    rows: models.Rows,
-    _is_packed: bool,
+    _name: str, keys: Keys, inputs: Keys, rows: Rows, _is_packed: bool
 ) -> Iterator[np.ndarray]:
     """Yield numbers of text, and of thumbnails and their slices on a shared canvas."""
     mode = inputs.get("downsample_mode") or keys.get("downsample_mode") or "16x"
     hint = "; downsample_mode says how many are merged"
     queues = {}
-    for token_type, name in ((IMAGE, "target_sizes"), (VIDEO, "target_sizes_videos")):
+    for token_type, name in ((models.IMAGE, "target_sizes"), (models.VIDEO, "target_sizes_videos")):
         grids = models.read_grids(inputs, name, 2 if mode == "4x" else 4, axes=2)
         queues[token_type] = GridQueue(name, map(Span, grids), hint)
     for ids, types in rows:
@@ -94,7 +86,7 @@ def _split_frames(ids: np.ndarray, types: np.ndarray, marks: Sequence[int]) -> l
     """Return the type of each image or frame of a video, its tokens, and those of its slices."""
     frames: list[list[Any]] = []
     for token_type, start, stop in models.split_runs(types):
-        if token_type == TEXT:
+        if token_type == models.TEXT:
             continue
         if start == 0:
             raise RopeError("ids begin with an image; image_start_id comes before it")

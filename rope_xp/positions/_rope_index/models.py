@@ -25,11 +25,12 @@ MODELS = (*WHOLE_VIDEOS, *SEPARATE_FRAMES, *OMNI, "glm_image", "hunyuan_vl", "mi
 TEXT, IMAGE, VIDEO, AUDIO = 0, 1, 2, 3
 """Values of ``mm_token_type_ids``."""
 
+Keys = Mapping[str, Any]  # of a configuration, or of the output of a processor
 Rows = Sequence[tuple[np.ndarray, np.ndarray]]
 """Ids and types of the tokens of each sequence, without padding."""
 
 
-def find_model(config: object) -> tuple[str, Mapping[str, Any]]:
+def find_model(config: object) -> tuple[str, Keys]:
     """Return the model type of a configuration, and the part of it that has vision_config."""
     keys = read_mapping(config)
     if keys.get("thinker_config") is not None:
@@ -44,14 +45,14 @@ def find_model(config: object) -> tuple[str, Mapping[str, Any]]:
     return name, keys
 
 
-def need_key(keys: Mapping[str, Any], name: str) -> Any:
+def need_key(keys: Keys, name: str) -> Any:
     """Return a value of the configuration that must be there."""
     if keys.get(name) is None:
         raise RopeConfigError(f"{name} is missing; pass the whole configuration of the model")
     return keys[name]
 
 
-def find_types(name: str, keys: Mapping[str, Any], ids: np.ndarray) -> np.ndarray:
+def find_types(name: str, keys: Keys, ids: np.ndarray) -> np.ndarray:
     """Return the types of the tokens of a sequence."""
     types = np.zeros(ids.shape, np.int64)
     modalities = {"image": IMAGE, "video": VIDEO} | ({"audio": AUDIO} if name in OMNI else {})
@@ -85,7 +86,7 @@ def split_runs(types: np.ndarray) -> Iterator[tuple[int, int, int]]:
 
 
 def read_grids(
-    inputs: Mapping[str, Any],
+    inputs: Keys,
     name: str,
     merge: int,
     *,

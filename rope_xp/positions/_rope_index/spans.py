@@ -9,7 +9,7 @@ import numpy as np
 from rope_xp._core.errors import RopeError
 from rope_xp.hf._files import read_part
 from rope_xp.positions._rope_index import models
-from rope_xp.positions._rope_index.models import IMAGE, TEXT, VIDEO, GridQueue, Span, need_key
+from rope_xp.positions._rope_index.models import TEXT, VIDEO, GridQueue, Keys, Rows, Span, need_key
 from rope_xp.positions._values import index_span
 
 _AUDIO_IN_VIDEO = -1  # the type of runs with tokens of a video and of its audio
@@ -18,14 +18,10 @@ _TWO_MARKS = Span((2, 1, 1), (0.0,))
 
 
 def index_spans(
-    name: str,
-    keys: Mapping[str, Any],
-    inputs: Mapping[str, Any],
-    rows: models.Rows,
-    is_packed: bool,
+    name: str, keys: Keys, inputs: Keys, rows: Rows, is_packed: bool
 ) -> Iterator[np.ndarray]:
     """Yield the positions (3, tokens) of each row, counted span by span."""
-    vision: Mapping[str, Any] = {"spatial_merge_size": 1}
+    vision: Keys = {"spatial_merge_size": 1}
     if name != "glm_image":
         vision = read_part(need_key(keys, "vision_config"))
     merge = need_key(vision, "spatial_merge_size")
@@ -49,7 +45,7 @@ def index_spans(
     for (_, types), queue in zip(rows, queues, strict=True):
         parts: list[np.ndarray] = [np.empty((3, 0), dtype)]
         start: Any = 0
-        for span in _split_spans(name, types, {IMAGE: queue, VIDEO: videos}):
+        for span in _split_spans(name, types, {models.IMAGE: queue, VIDEO: videos}):
             cells, length = index_span(span.grid, span.interval, dtype is np.float32)
             positions = (start + cells).astype(dtype)  # rounds each sum, as transformers does
             if span.audio_tokens:
@@ -109,9 +105,7 @@ def _merge_audio(types: np.ndarray) -> np.ndarray:
     return merged
 
 
-def _read_videos(
-    name: str, keys: Mapping[str, Any], vision: Mapping[str, Any], inputs: Mapping[str, Any]
-) -> Iterator[Span]:
+def _read_videos(name: str, keys: Keys, vision: Keys, inputs: Keys) -> Iterator[Span]:
     merge = need_key(vision, "spatial_merge_size")
     temporal = need_key(vision, "temporal_merge_size") if name == "ernie4_5_vl_moe" else 1
     more = {"temporal_merge": temporal, "newlines": int(name in models.NEWLINES)}
