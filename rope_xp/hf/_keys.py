@@ -148,12 +148,11 @@ def parameters_key(config: Part) -> str:
 def read_layers(config: Part, model: Model) -> LayerParameters:
     """Return the rotary parameters of each layer type, under ``FLAT`` if all share them."""
     nested, flat = _split_parameters(config, model)
-    layers = {**_default_layers(config, flat, model), **nested}
-    if nested:
-        layers.pop(FLAT, None)
-    for label, parameters in layers.items():
-        if parameters is not None:
-            layers[label] = _fill_in(config, parameters, model, label)
+    layers: LayerParameters = {
+        label: None if parameters is None else _fill_in(config, parameters, model, label)
+        for label, parameters in {**_default_layers(config, flat, model), **nested}.items()
+        if label or not nested
+    }
     no_window = "sliding_window" in config and config["sliding_window"] is None
     if FLAT in layers and model.unrotated and not (model.rotated_without_window and no_window):
         return {"sliding_attention": layers[FLAT], **dict.fromkeys(model.unrotated)}
@@ -171,15 +170,11 @@ def _split_parameters(config: Part, model: Model) -> tuple[LayerParameters, Para
         raise RopeConfigError(f"layer_types must be a list of names; got {layer_types!r}")
     _limits.check_size("layer_types", layer_types, _limits.LAYERS)
     declared = {name for name in layer_types if isinstance(name, str)} | {*model.layers}
-    nested, flat = {}, {}
-    for key, value in parameters.items():
-        is_declared = key in declared
-        if isinstance(value, Mapping) or (value is None and is_declared):
-            nested[key] = value
-        elif is_declared:
-            raise RopeConfigError(f"{name}.{key} must be a dictionary of parameters; got {value!r}")
-        else:
-            flat[key] = value
+    items = parameters.items()
+    nested = {k: v for k, v in items if isinstance(v, Mapping) or (v is None and k in declared)}
+    flat = {k: v for k, v in items if k not in nested}
+    for key in declared & {*flat}:
+        raise RopeConfigError(f"{name}.{key} must be a dictionary of parameters; got {flat[key]!r}")
     _limits.check_size(f"{name} by layer type", nested, _limits.LAYER_TYPES)
     for label, values in {**nested, FLAT: flat}.items():
         where = f"{name}.{label}" if label else name
