@@ -120,12 +120,6 @@ def test_packed_under_jit_without_a_total_is_refused():
         jax.jit(positions.packed)(jax.numpy.array([0, 3]))
 
 
-def test_grid_and_video_number_cells_in_the_order_of_rows():
-    np.testing.assert_array_equal(positions.grid(3, 4).T, [*product(range(3), range(4))])
-    cells = [*product(range(2), range(3), range(4))]
-    np.testing.assert_array_equal(positions.video(2, 3, 4).T, cells)
-
-
 def test_mrope_goes_on_from_a_start_and_by_seconds():
     whole = positions.mrope([3, (1, 2, 2), 4])
     np.testing.assert_array_equal(positions.mrope([4], start=5), whole[:, 7:])

@@ -96,9 +96,11 @@ LONGER = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings"
 
 def test_to_hf_config_extends_a_context_and_keeps_all_else():
     """What assigning rope_scaling to a configuration of transformers 5 loses."""
-    config = {**STABLELM, "rope_parameters": PARTIAL}
-    result = to_hf_config(change(from_hf_config(config), YARN), config)
-    assert result == {**STABLELM, "rope_parameters": PARTIAL | LONGER}
+    config = {**STABLELM, "rope_theta": 5e5, "rope_parameters": PARTIAL}
+    changed = replace(from_hf_config(config), scaling=YARN, base=1e6)
+    base = {"rope_theta": 1e6}  # at top level too, which other versions read
+    expected = {**STABLELM, **base, "rope_parameters": PARTIAL | LONGER | base}
+    assert to_hf_config(changed, config) == expected
 
 
 def test_to_hf_config_writes_the_language_part_and_other_sections():
