@@ -184,7 +184,7 @@ def test_mrope_from_ids_of_glm_image_equals_the_model(images):
 
     def build_row(sizes):
         images = ([start, *[config.image_token_id] * (h * w), end, TEXT] for h, w in sizes)
-        return [*[TEXT] * 3, *chain(*images), TEXT, start]  # of the image to be generated
+        return [*[TEXT] * 3, *chain(*images), TEXT, start, TEXT]  # of the image to be generated
 
     turned = [(w, h) for h, w in images]
     rows = [build_row(images), [TEXT, *build_row(turned)]]

@@ -42,7 +42,7 @@ ERRORS = [
     ("must be integers (height, width)", CROP, {"target_sizes": [4, 4]}, MINICPM),
     ("ids begin with an image", [26, 24], SIZES, MINICPM),
     ("mm_token_type_ids must be 0 (text), 1", [5, 1], {"mm_token_type_ids": [0, 3]}, MINICPM),
-    ("4 tokens, but ids have 3", [1, 2, 8, 8, 9, 3, 4], VIDEO, OMNI),
+    ("4 tokens, but ids have 4 with audio", [1, 2, 8, 8, 8, 9, 3, 4], VIDEO, OMNI),
     ("ids lack the two marks", [2, 8, 8, 8, 8, 9, 3, 4], VIDEO, OMNI),
     ("ids of (tokens,) or (1, tokens)", [[1], [2]], {}, QWEN, PACKED),
     ("with at least 3", [1], {}, QWEN, PACKED),

@@ -53,6 +53,7 @@ VARIANTS = {
     "bamba": [{"attn_layer_indices": [2, 5]}],
     "mimo_v2_flash": [{"num_key_value_heads": 8}],
     "llama": [{"num_key_value_heads": 2, "head_dim": 64}],
+    "gemma4_text": [{"attention_k_eq_v": True, "num_global_key_value_heads": 1}],
     "glm_moe_dsa": [{"indexer_types": ["full", "shared"] * 4, "num_hidden_layers": 8}],
 }
 """Further configurations, whose keys change the plan."""
@@ -228,8 +229,8 @@ def assert_plan(layers, recorded, config):
 
 
 def _assert_layer(plan, seen, model_type):
-    expanded = plan.kv_heads == 1 and any(shape[1] == 1 for shape in seen.rotated)  # latent
-    sizes = seen.heads, 1 if expanded else seen.kv_heads, seen.head_dim
+    is_latent = any(shape[1] == 1 for shape in seen.rotated)  # whose k is expanded afterwards
+    sizes = seen.heads, 1 if is_latent else seen.kv_heads, seen.head_dim
     assert (plan.heads, plan.kv_heads, plan.head_dim) == sizes, (plan, sizes)
     if seen.scale and model_type not in PRESCALED:
         assert math.isclose(plan.softmax_scale, seen.scale, rel_tol=1e-6), (plan, seen.scale)

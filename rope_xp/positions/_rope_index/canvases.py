@@ -29,8 +29,8 @@ def index_hunyuan(
         )
     merge = need_key(read_part(need_key(keys, "vision_config")), "spatial_merge_size")
     grids = models.read_grids(inputs, "image_grid_thw", merge, newlines=1)
-    spans = (Span(grid[1:]) for grid in grids)
-    queue = GridQueue("image_grid_thw", spans, "; a newline token ends each row, and counts")
+    queue = GridQueue("image_grid_thw", (Span(grid[1:]) for grid in grids))
+    hint = "; a newline token ends each row, and counts"
     image = 0  # images are numbered through a batch
     for _, types in rows:
         first = image if is_packed else 0
@@ -38,7 +38,7 @@ def index_hunyuan(
         for token_type, start, stop in models.split_runs(types):
             if token_type == models.IMAGE:
                 # Some processors put a token on either side.
-                span = queue.take(stop - start, (0, 2))
+                span = queue.take(stop - start, (0, 2), hint)
                 mark = (stop - start - span.size) // 2
                 inside = slice(start + mark, stop - mark)
                 rows_and_columns = np.indices(span.grid).reshape(2, -1)
@@ -58,7 +58,7 @@ def index_minicpm(
     queues = {}
     for token_type, name in ((models.IMAGE, "target_sizes"), (models.VIDEO, "target_sizes_videos")):
         grids = models.read_grids(inputs, name, 2 if mode == "4x" else 4, axes=2)
-        queues[token_type] = GridQueue(name, map(Span, grids), hint)
+        queues[token_type] = GridQueue(name, map(Span, grids))
     for ids, types in rows:
         marks = [need_key(keys, name) for name in _MARKS] if types.any() else []
         positions = np.empty((3, ids.size), np.int64)
@@ -72,7 +72,7 @@ def index_minicpm(
             while token < ids.size and ids[token] in marks:
                 token += 1
             crops = [
-                (tokens, queues[token_type].take(tokens[1] - tokens[0], (0,)).grid)
+                (tokens, queues[token_type].take(tokens[1] - tokens[0], (0,), hint).grid)
                 for tokens in (thumbnail, *slices)
             ]
             position = _index_frame(positions[:, :token], crops, position)

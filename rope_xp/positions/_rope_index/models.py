@@ -127,10 +127,10 @@ class Span(NamedTuple):
 class GridQueue:
     """The grids of one input, taken in the order of their tokens."""
 
-    def __init__(self, name: str, spans: Iterable[Span], hint: str = "") -> None:
-        self._name, self._left, self._hint = name, iter(spans), hint
+    def __init__(self, name: str, spans: Iterable[Span]) -> None:
+        self._name, self._left = name, iter(spans)
 
-    def take(self, tokens: int, rest: Container[int] | None = None) -> Span:
+    def take(self, tokens: int, rest: Container[int] | None = None, hint: str = "") -> Span:
         """Return the next of so many tokens at most; ``rest`` is how many others there may be."""
         span = next(self._left, None)
         if span is None:
@@ -138,7 +138,7 @@ class GridQueue:
         if tokens - span.size not in (range(tokens + 1) if rest is None else rest):
             raise RopeError(
                 f"{self._name} has a grid of {span.grid} after merging, {span.size} tokens, but "
-                f"ids have {tokens}{self._hint}"
+                f"ids have {tokens}{hint}"
             )
         return span
 

@@ -63,7 +63,7 @@ def _split_spans(name: str, types: np.ndarray, queues: Mapping[int, GridQueue]) 
     for i, (token_type, start, stop) in enumerate(runs):
         tokens = stop - start
         if token_type == _AUDIO_IN_VIDEO:
-            span = queues[VIDEO].take(tokens, range(1, tokens))
+            span = queues[VIDEO].take(tokens, range(1, tokens), " with audio")
             yield span._replace(audio_tokens=tokens - span.size)
         elif token_type == TEXT and name == "qwen2_5_omni":
             before, after = (
