@@ -231,6 +231,7 @@ def draw_minicpm_prompt(rng, merge):
             thumbnail, size, *sizes = rng.integers(1, 9, (2 + rows * columns, 2)).tolist()
             add_crop(token, thumbnail, (23, 24))
             are_equal = rng.integers(2)
+            sizes = sizes[: len(sizes) - rng.integers(2)]  # some without their last slice
             for i, other in enumerate(sizes, 1):
                 add_crop(token, size if are_equal else other, (21, 22))
                 ids += [25] * (i % columns == 0 and i < len(sizes))

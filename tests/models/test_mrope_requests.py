@@ -38,7 +38,7 @@ ERRORS = [
     ("16 tokens, but ids have 2", [1, 5, 5, 2], IMAGE, GLM),
     ("a number for each of 1 rows", [1], IMAGE | {"images_per_sample": [2]}, GLM),
     ("6 tokens, but ids have 5; a newline", [9] * 5, IMAGE, HUNYUAN),
-    ("2 tokens, but ids have 1; downsample_mode", CROP, SIZES, MINICPM),
+    ("2 tokens, but ids have 3; downsample_mode", [23, 26, 26, 26, 24], SIZES, MINICPM),
     ("must be integers (height, width)", CROP, {"target_sizes": [4, 4]}, MINICPM),
     ("ids begin with an image", [26, 24], SIZES, MINICPM),
     ("mm_token_type_ids must be 0 (text), 1", [5, 1], {"mm_token_type_ids": [0, 3]}, MINICPM),
