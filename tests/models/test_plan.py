@@ -58,6 +58,16 @@ LLAMA = {"model_type": "llama", "num_hidden_layers": 2, "num_key_value_heads": 8
 LLAMA |= {"hidden_size": 4096, "num_attention_heads": 32, "rms_norm_eps": 1e-6}
 
 
+def test_plan_of_a_file_of_gemma_4_is_that_of_its_class():
+    """The class has the heads of each layer, and the file those of two kinds of layers."""
+    layers = {"layer_types": ["sliding_attention", "full_attention"], "num_hidden_layers": 2}
+    wide = {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "global_head_dim": 96}
+    keys = {**LLAMA, **layers, **wide, "model_type": "gemma4_text", "head_dim": 64}
+    plan = rope_xp.plan(keys)
+    assert plan == rope_xp.plan(transformers.Gemma4TextConfig(**keys))
+    assert [(x.kv_heads, x.head_dim) for x in plan] == [(8, 64), (1, 96)]
+
+
 @pytest.mark.usefixtures("no_transformers")
 def test_plan_without_transformers_needs_a_file_that_says_all():
     for config in (LLAMA, {**LLAMA, "model_type": "qwen3", "hidden_size": 2048}):

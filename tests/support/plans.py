@@ -53,7 +53,6 @@ VARIANTS = {
     "bamba": [{"attn_layer_indices": [2, 5]}],
     "mimo_v2_flash": [{"num_key_value_heads": 8}],
     "llama": [{"num_key_value_heads": 2, "head_dim": 64}],
-    "gemma4_text": [{"attention_k_eq_v": True, "num_global_key_value_heads": 1}],
     "glm_moe_dsa": [{"indexer_types": ["full", "shared"] * 4, "num_hidden_layers": 8}],
 }
 """Further configurations, whose keys change the plan."""
