@@ -11,23 +11,19 @@ from rope_xp._dispatch.find import find_backend
 from rope_xp._dispatch.how import BOTH, ONE
 from rope_xp.integrations import _norms, _recognition
 from rope_xp.integrations._drop_in import find_axes
-from rope_xp.integrations._formats import Format, Tables
+from rope_xp.integrations._formats import Format
 from rope_xp.integrations._methods import Function
 from rope_xp.integrations._recognition import RecognizedRotation
 
 
-class _UnusualCallError(Exception):
-    """The model's own function takes this call: it has more than arrays and tables."""
-
-
-def _operands(
-    rotation: RecognizedRotation, arguments: tuple[Any, ...], named: dict[str, Any]
-) -> tuple[tuple[torch.Tensor, ...], Tables, str]:
-    """Return the arrays of a call, its tables and the axes of the arrays."""
+def _rotate(
+    rotation: RecognizedRotation, norm: Any, arguments: tuple[Any, ...], named: dict[str, Any]
+) -> Any:
+    """Return what a call of a model's function returns; None if only that function takes it."""
     parameters, n = rotation.parameters, rotation.arrays
     plain = n + (1 if rotation.form == "complex" else 2)
     if len(arguments) > len(parameters) or not named.keys() <= set(parameters[len(arguments) :]):
-        raise _UnusualCallError
+        return None
     values = dict(zip(parameters, arguments, strict=False)) | named
     xs = tuple([values.pop(name, None) for name in parameters[:n]])
     tables = tuple([values.pop(name, None) for name in parameters[n:plain]])
@@ -36,29 +32,23 @@ def _operands(
     tracing: bool = torch.jit.is_tracing()  # type: ignore[no-untyped-call, attr-defined]  # of torch
     others = any(value is not None for value in values.values())
     if tracing or others or any(value is None for value in (*xs, *tables)):
-        raise _UnusualCallError
+        return None
     axes = find_axes(xs[0].ndim, tables[0].ndim, unsqueeze_dim, rotation.heads_first)
     # Some calls have queries of the last tokens alone.
     if axes is None or any(x.shape[axes.index("s")] != tables[0].shape[-2] for x in xs):
-        raise _UnusualCallError
-    return xs, tables, axes
-
-
-def _rotate(rotation: RecognizedRotation, norm: Any, *call: Any) -> Any:
-    """Return what a call of a model's function returns, by its tables as they lie."""
-    xs, tables, axes = _operands(rotation, *call)
+        return None
     backend = find_backend(xs[0])
     if rotation.form in COLUMN_FORMS and backend is not None:
         columns = COLUMN_FORMS.index(rotation.form)
         r = tables[0].shape[-1] if columns else 2 * tables[0].shape[-1]
         slice_ = rotation.layout, r, -r if rotation.trailing else 0, columns
-        how = ONE if len(xs) == 1 else BOTH
+        how = ONE if n == 1 else BOTH
         arrays: Any = *xs[:1], xs[-1], *tables, axes, None, norm, None, None, how
         results = backend.rotate_by_tables(*slice_, *arrays)
         if results is not None:
             return results
     rotated = _recognition.rotate(rotation, xs, tables, axes, norm)
-    return rotated if len(xs) > 1 else rotated[0]
+    return rotated if n > 1 else rotated[0]
 
 
 def build_replacement(
@@ -73,15 +63,13 @@ def build_replacement(
     function = _recognition.own_function(original)
 
     def rotate(*inputs: Any, **named: Any) -> Any:
-        if module is not None and getattr(module, name) is not original:
-            return _call_cast(getattr(module, name), inputs, named)
+        current = original if module is None else getattr(module, name)
+        if current is not original:
+            return _call_cast(current, inputs, named)
         n = rotation.arrays
         xs, norm = _norms.split_norm(inputs[:n])
-        try:
-            return _rotate(rotation, norm, xs + inputs[n:], named)
-        except _UnusualCallError:
-            arguments = _norms.normalize(inputs)
-            return _cast_like(rotation, function(*arguments, **named), arguments, named)
+        results = _rotate(rotation, norm, xs + inputs[n:], named)
+        return _call_cast(function, inputs, named) if results is None else results
 
     rotate.__name__ = name
     rotate.replaces = original, rotation  # type: ignore[attr-defined]  # see replace_rotations
@@ -89,21 +77,11 @@ def build_replacement(
 
 
 def _call_cast(function: Function, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """Call a function with tables in the dtype of q, which other functions expect."""
+    """Call a function of the model's with tables in the dtype of q, which it expects."""
     arguments = _norms.normalize(arguments)
-    dtype = arguments[0].dtype
+    dtype = next(x.dtype for x in (*arguments, *named.values()))
 
     def cast(x: Any) -> Any:
         return x.to(dtype) if isinstance(x, torch.Tensor) and not x.is_complex() else x
 
     return function(*map(cast, arguments), **{name: cast(x) for name, x in named.items()})
-
-
-def _cast_like(rotation: RecognizedRotation, results: Any, arguments: Any, named: Any) -> Any:
-    """Return results in the dtypes of x. Tables of float32 have promoted them, to round once."""
-    values = dict(zip(rotation.parameters, arguments, strict=False)) | named
-    xs = [values.get(name) for name in rotation.parameters[: rotation.arrays]]
-    if isinstance(results, tuple):
-        pairs = zip(results, xs, strict=True)
-        return tuple(y if x is None else y.to(x.dtype) for y, x in pairs)
-    return results.to(next(x.dtype for x in xs if x is not None))

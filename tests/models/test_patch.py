@@ -13,10 +13,11 @@ pytest.importorskip("transformers")
 import torch
 from support.cases import slow
 from support.lazily import Lazily
-from support.patched import LOGITS, TOKENS, generate, gradients, is_ours, logits, modeling, replaced
+from support.patched import LOGITS, TOKENS, generate, gradients, is_ours, logits, modeling
 from support.small_models import make
 
 import rope_xp
+from rope_xp.integrations import _replacements
 from rope_xp.integrations.transformers import patch, unpatch
 
 dynamo = Lazily("torch._dynamo.testing")
@@ -119,14 +120,14 @@ def test_patched_model_is_nearer_to_the_truth(dtype, start, step, factor, monkey
     assert (after - expected).abs().mean() < theirs / factor
 
 
-def test_replacement_rounds_the_models_function_once_for_queries_of_the_last_tokens():
+def test_replacement_calls_the_models_function_for_queries_of_the_last_tokens():
     """An assistant reads the cache of another model: k has more tokens than q."""
-    function, ours = replaced("muse_glimmer_assistant", "halves")
+    function = modeling("muse_glimmer_assistant").apply_rotary_pos_emb
+    ours = _replacements.build_replacement("apply_rotary_pos_emb", function, None, ["halves"])
     q, k, tables = torch.randn(2, 3, 2, 8), torch.randn(2, 3, 7, 8), torch.randn(2, 2, 7, 8)
     q, k = q.bfloat16(), k.bfloat16()
-    expected = function(q.float(), k.float(), *tables)
-    for y, exact in zip(ours(q, k, *tables), expected, strict=True):
-        assert torch.equal(y, exact.bfloat16())
+    expected = function(q, k, *tables.bfloat16())
+    assert all(map(torch.equal, ours(q, k, *tables), expected))
 
 
 def test_patch_leaves_other_models_of_the_type_and_unpatch_leaves_nothing():

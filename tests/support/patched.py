@@ -7,7 +7,6 @@ import torch
 
 import rope_xp
 from rope_xp import MissingBackendError, RopeError
-from rope_xp.integrations import _replacements
 
 TOKENS = torch.randint(1, 64, (2, 24), generator=torch.Generator().manual_seed(1))
 # Float32 of two layers, with logits of 1 to 10 in modulus: the model's own rounding.
@@ -53,8 +52,3 @@ def refuse(change, model, message, **options):
 
 def modeling(kind):
     return importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
-
-
-def replaced(kind, form, name="apply_rotary_pos_emb"):
-    function = getattr(modeling(kind), name)
-    return function, _replacements.build_replacement(name, function, None, [form])
