@@ -12,11 +12,13 @@ from rope_xp._core.errors import RopeError
 from rope_xp.integrations import _formats, _plans, _rotary
 from rope_xp.integrations._check_config import POSITIONS, Finding, compute_effect
 from rope_xp.rope import RoPE
-from rope_xp.scaling import DynamicNTK, LongRoPE
 from rope_xp.testing import _rounding, _rules
 from rope_xp.testing._box import Complex, Floats
 
-_FIX = "Give the model to patch(model, trust='config'), which rebuilds them"
+_FIX = (
+    "Load the model again if its configuration is wrong; else give it to "
+    "patch(model, trust='config'), which rebuilds them"
+)
 _TABLES = ("cos_cached", "sin_cached", "cos_sin_cache", "freqs_cis", "cos", "sin")
 # transformers computes powers, quotients and products in float32: a few units of 6e-8.
 _CLOSE = 2e-6
@@ -27,12 +29,8 @@ def check_rotary_modules(model: torch.nn.Module) -> Iterator[Finding]:
         yield from _check_tables(name, module)
         if hasattr(module, _plans.PLANS):  # patched: it does not read its buffers
             continue
-        buffers = {k: b for k, b in module.named_buffers(recurse=False) if k.endswith("inv_freq")}
-        ropes = _configured_ropes(module, None) if buffers else []
-        if not any(isinstance(rope.scaling, DynamicNTK | LongRoPE) for rope in ropes):
-            # Only scaling that changes with the length reads the originals.
-            buffers = {key: buffer for key, buffer in buffers.items() if "original" not in key}
-        findings = [f for key in buffers for f in _check_buffer(name, module, key, buffers[key])]
+        buffers = _rotary.named_frequencies(module)
+        findings = [f for key, b in buffers.items() for f in _check_buffer(name, module, key, b)]
         yield from findings
         if buffers and not findings:
             yield from _check_attention_factor(name, module)
@@ -80,19 +78,8 @@ def _check_buffer(
     values = _to_numpy(buffer)
     if fault := next(_find_faults(values, buffer.dtype, expected), None):
         effect = compute_effect(values, expected[0]) if expected else None
-        fix = _advise(name, module) if expected else "Set it to base ** (-2 i / r) in float32"
+        fix = _FIX if expected else "Set it to base ** (-2 i / r) in float32"
         yield Finding("error", path, *fault, effect, fix)
-
-
-def _advise(name: str, module: torch.nn.Module) -> str:
-    """Return how to repair a module, after a trial."""
-    options = _plans.PatchOptions(trusting=True)
-    try:
-        with torch.device("cpu"):
-            _plans.build_plans(name, module, options._replace(length=1))
-    except RopeError as error:
-        return f"Load the model again with the right configuration, as patch declines it: {error}"
-    return _FIX
 
 
 def _find_faults(
@@ -111,11 +98,7 @@ def _find_faults(
     for name, cast in _rounding.NARROW.items():
         if expected and _is_near(values, cast(expected[0]), _CLOSE):
             yield "rounded", f"it is rounded to {name}, as if the model had once been cast to it"
-    yield from _find_differences(values, expected)
-
-
-def _find_differences(values: Floats, expected: list[Floats]) -> Iterator[tuple[str, str]]:
-    shown = _format_values(values)
+    shown = f"[{', '.join(f'{v:.4g}' for v in values[:3])}, ...]"
     if (values < 0).any() or (values > 100).any() or values.max() < 1e-20:
         yield "uninitialised", f"it holds numbers that cannot be frequencies: {shown}"
     if expected:
@@ -123,16 +106,13 @@ def _find_differences(values: Floats, expected: list[Floats]) -> Iterator[tuple[
         if known := _rules.find_nearest(series, plain=True):
             base, scaling = known
             shown = f"the frequencies of base {base:g}" + (f" and {scaling}" if scaling else "")
-        right = _format_values(expected[0])
-        yield "unlike the configuration", f"it holds {shown}, but the configuration says {right}"
+        right = ", ".join(f"{v:.4g}" for v in expected[0][:3])
+        what = f"it holds {shown}, but the configuration says [{right}, ...]"
+        yield "unlike the configuration", what
 
 
 def _is_near(values: Floats, expected: Floats, close: float) -> bool:
     return values.shape == expected.shape and np.allclose(values, expected, rtol=close, atol=1e-12)
-
-
-def _format_values(values: Floats) -> str:
-    return f"[{', '.join(f'{v:.4g}' for v in values[:3])}, ...]"
 
 
 def _name_dtype(dtype: torch.dtype) -> str:
@@ -164,9 +144,8 @@ def _check_attention_factor(name: str, module: torch.nn.Module) -> Iterator[Find
         factor = ropes[0].attention_factor
         if (error := abs(factor - own_factor)) > 1e-5:
             what = f"its attention_scaling is {own_factor:g}, but the configuration says {factor:g}"
-            fix = f"Correct the configuration, if it is wrong. {_advise(name, module)}"
             effect = dict.fromkeys(POSITIONS, error)
-            yield Finding("error", name, "attention factor", what, effect, fix)
+            yield Finding("error", name, "attention factor", what, effect, _FIX)
 
 
 def _check_forward(name: str, module: torch.nn.Module) -> Iterator[Finding]:
@@ -179,19 +158,17 @@ def _check_forward(name: str, module: torch.nn.Module) -> Iterator[Finding]:
     copied = copy.deepcopy(module)  # as scaling that depends on the length writes to buffers
     device = next(module.buffers()).device
     for label, plan in plans.items():
-        cause, effect = _compare_tables(copied, plan, label, device)
-        if cause:
-            what = f"angles are wrong on {device} as computed here: {cause}"
-            fix = "Compute them in float32, without TF32 and outside autocast, or patch the model"
-            yield Finding("error", name, "angles", what, effect, fix)
-            continue
-        for dtype in (torch.bfloat16, torch.float16):
-            with torch.autocast(device.type, dtype=dtype):
+        for is_autocast in (False, True):
+            with torch.autocast(device.type, dtype=torch.bfloat16, enabled=is_autocast):
                 cause, effect = _compare_tables(copied, plan, label, device)
-            if cause:
-                what = f"autocast to {_name_dtype(dtype)} reaches the angles: {cause}"
+            if cause and is_autocast:
+                what = f"autocast to bfloat16 reaches the angles: {cause}"
                 fix = "Disable autocast in its forward, or patch the model"
                 yield Finding("warning", name, "autocast", what, effect, fix)
+            elif cause:
+                what = f"angles are wrong on {device} as computed here: {cause}"
+                fix = "Compute them in float32, without TF32 and outside autocast, or patch it"
+                yield Finding("error", name, "angles", what, effect, fix)
                 break
 
 

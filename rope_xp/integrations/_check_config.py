@@ -10,7 +10,7 @@ import torch
 
 from rope_xp._core.errors import RopeError
 from rope_xp._core.typing import Layout
-from rope_xp.hf import _keys, _models, _parts, from_hf_config
+from rope_xp.hf import _models, _parts, from_hf_config
 from rope_xp.hf._keys import EXTENDED, TRAINED
 from rope_xp.integrations import _classes, _formats, _methods, _plans, _recognition, _rotary
 from rope_xp.rope import RoPE
@@ -71,7 +71,6 @@ def compute_effect(actual: Floats, expected: Floats) -> dict[int, float]:
 
 
 def check_configs(model: torch.nn.Module) -> Iterator[Finding]:
-    yield from _check_held_ropes(model)
     groups: dict[int, tuple[Any, dict[str, torch.nn.Module]]] = {}
     for name, module in model.named_modules():
         config = getattr(module, "config", None)
@@ -164,22 +163,3 @@ def _find_layouts(kind: type) -> Iterator[tuple[str, Layout]]:
         for name, function in _methods.functions_called(kind):
             with contextlib.suppress(RopeError, ValueError, TypeError, AttributeError):
                 yield name, _recognition.recognize(name, function, _formats.FORMATS).layout
-
-
-def _check_held_ropes(model: torch.nn.Module) -> Iterator[Finding]:
-    """Yield modules whose RoPE is none of the configuration's."""
-    config = getattr(model, "config", None)
-    ropes = _read_ropes(config) if config is not None else ""
-    expected = [] if isinstance(ropes, str) else list(ropes.values())
-    for name, module in model.named_modules():
-        rope = getattr(module, "rope", None)
-        if not isinstance(rope, RoPE) or not expected or rope in expected:
-            continue
-        width = rope.rotary_dim or _keys.read_size(config.to_dict(), "head_dim") or 128  # type: ignore[union-attr]  # expected has one
-        effect = None
-        with contextlib.suppress(RopeError):
-            series = [r.for_length(1).frequencies(width) for r in (rope, expected[0])]
-            effect = compute_effect(*series)
-        what = f"it holds {rope}, but the configuration says {expected[0]}"
-        fix = "Build it with rope_xp.from_hf_config(model.config)"
-        yield Finding("error", name, "unlike the configuration", what, effect, fix)

@@ -34,12 +34,14 @@ def label_argument(label: str | None) -> dict[str, Any]:
     return {} if label is None else {"layer_type": label}
 
 
+def named_frequencies(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return the buffers of frequencies, but for originals, which some scaling copies from."""
+    buffers = module.named_buffers(recurse=False)
+    return {key: b for key, b in buffers if key.endswith("inv_freq") and "original" not in key}
+
+
 def frequency_buffers(module: torch.nn.Module) -> dict[str | None, torch.Tensor]:
-    return {
-        layer_type(key): buffer
-        for key, buffer in module.named_buffers(recurse=False)
-        if key.endswith("inv_freq") and "original" not in key
-    }
+    return {layer_type(key): buffer for key, buffer in named_frequencies(module).items()}
 
 
 def configured_ropes(module: torch.nn.Module, label: str | None) -> list[RoPE]:

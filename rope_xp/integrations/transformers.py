@@ -38,8 +38,7 @@ def check(model: torch.nn.Module) -> tuple[Finding, ...]:
     ----------
     model : torch.nn.Module
         A model of transformers, or any module that contains rotary modules. Those have buffers with
-        names that end in inv_freq, tables such as cos_cached, or an attribute ``rope`` that is a
-        :class:`rope_xp.RoPE`.
+        names that end in inv_freq, or tables such as cos_cached.
 
     Returns
     -------

@@ -11,7 +11,7 @@ import transformers
 from support.patched import LOGITS, logits, modeling
 from support.small_models import make, vision_language
 
-from rope_xp import RoPE, RopeError, from_hf_config
+from rope_xp import RopeError, from_hf_config
 from rope_xp.integrations.transformers import check, patch, unpatch
 
 
@@ -217,17 +217,6 @@ def test_check_of_modules_without_a_configuration_reads_their_buffers(name, valu
     module[0].register_buffer(name, value)
     findings = [(finding.module, finding.kind) for finding in check(module)]
     assert findings == ([(f"0.{name}", kind)] if kind else [])
-
-
-def test_check_compares_ropes_that_modules_hold():
-    model, extra = make("llama"), torch.nn.Module()
-    model.extra, extra.rope = extra, from_hf_config(model.config)
-    assert check(model) == ()
-    extra.rope = RoPE(layout="half", base=5e5)
-    (finding,) = check(model)
-    assert (finding.severity, finding.module) == ("error", "extra")
-    assert finding.kind == "unlike the configuration"
-    assert check(extra) == ()
 
 
 @pytest.mark.parametrize(
