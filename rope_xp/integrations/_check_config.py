@@ -12,7 +12,7 @@ from rope_xp._core.errors import RopeError
 from rope_xp._core.typing import Layout
 from rope_xp.hf import _models, _parts, from_hf_config
 from rope_xp.hf._keys import EXTENDED, TRAINED
-from rope_xp.integrations import _classes, _formats, _methods, _plans, _recognition, _rotary
+from rope_xp.integrations import _classes, _formats, _methods, _plans, _replacements, _rotary
 from rope_xp.rope import RoPE
 from rope_xp.scaling import DynamicNTK, LongRoPE
 from rope_xp.testing._box import Floats
@@ -162,4 +162,4 @@ def _find_layouts(kind: type) -> Iterator[tuple[str, Layout]]:
     with contextlib.suppress(RopeError):  # an overridden method, which patch refuses
         for name, function in _methods.functions_called(kind):
             with contextlib.suppress(RopeError, ValueError, TypeError, AttributeError):
-                yield name, _recognition.recognize(name, function, _formats.FORMATS).layout
+                yield name, _replacements.recognize(name, function, _formats.FORMATS).layout

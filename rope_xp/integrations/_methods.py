@@ -9,22 +9,35 @@ from collections.abc import Callable, Iterator
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
+import torch
+
 from rope_xp._core.caches import cached
 from rope_xp._core.errors import RopeError
 
 Function = Callable[..., Any]
 _NAME = re.compile(r"_?apply_\w*(rotary|rope)\w*|rope_apply")
+_TABLES = frozenset({"cos", "sin", "freqs_cis"})  # variables of code that reads tables
+_TUPLES = _TABLES | {"position_embeddings", "rotary_pos_emb"}  # parameters that take them
+# Classes that have such names and rotate nothing by the tables of a patched module.
+_HARMLESS = {
+    "lasr.modeling_lasr.LasrEncoder",  # passes them on to its attention
+    "gemma4.modeling_gemma4.Gemma4TextModel",  # passes on those of the last tokens
+    "gemma4_unified.modeling_gemma4_unified.Gemma4UnifiedTextModel",
+    # The tables of these are of modules that are not patched.
+    "esmfold2.modeling_esmfold2.EsmFold2DiffusionModule",
+    "wav2vec2_bert.modeling_wav2vec2_bert.Wav2Vec2BertSelfAttention",
+}
 
 
-def inner_codes(code: CodeType) -> Iterator[CodeType]:
+def _inner_codes(code: CodeType) -> Iterator[CodeType]:
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from inner_codes(constant)
+            yield from _inner_codes(constant)
 
 
-def rotation_names(function: FunctionType) -> list[str]:
-    names = {name for code in inner_codes(function.__code__) for name in code.co_names}
+def _rotation_names(function: FunctionType) -> list[str]:
+    names = {name for code in _inner_codes(function.__code__) for name in code.co_names}
     return sorted(filter(_NAME.fullmatch, names))
 
 
@@ -35,14 +48,14 @@ def _find_rotations(function: FunctionType) -> dict[str, tuple[Function, dict[st
     """
     scope = function.__globals__
     rotations: dict[str, tuple[Function, dict[str, Any] | None]] = {}
-    for name in rotation_names(function):
+    for name in _rotation_names(function):
         holder = scope
         if name not in scope and scope["__name__"].startswith("diffusers."):
             # The method imports it from there.
             holder = vars(sys.modules["diffusers.models.embeddings"])
         if callable(holder.get(name)):
             rotations[name] = holder[name], holder
-    _, *codes = inner_codes(function.__code__)
+    _, *codes = _inner_codes(function.__code__)
     for code in codes:
         if _NAME.fullmatch(code.co_name):
             rotations[code.co_name] = _load_local(code, scope["__name__"]), None
@@ -104,6 +117,38 @@ def functions_called(kind: type) -> tuple[tuple[str, Function], ...]:
     """Return the functions that rotate which the methods of a class call, with their names."""
     methods = rotating_methods(kind).values()
     return tuple(call for method in methods for call in rotations_called(method).items())
+
+
+def check_readers(kind: type) -> None:
+    """Check that the methods of a class which read tables call functions that rotate."""
+    # Others would read tables of float32 in a model of 16 bits.
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    if name.removeprefix("transformers.models.") in _HARMLESS:
+        return
+    for base in kind.__mro__[: kind.__mro__.index(torch.nn.Module)]:
+        for name, member in vars(base).items():
+            method = getattr(member, "__func__", member)  # of a static method
+            if not isinstance(method, FunctionType) or rotations_called(method):
+                continue
+            parts = wrapped_functions(method)
+            if reader := next((text for part in parts for text in _describe_readers(part)), None):
+                raise RopeError(
+                    f"cannot patch {base.__name__}.{name}: {reader}, and no function that is "
+                    f"replaced rotates there"
+                )
+
+
+def _describe_readers(function: FunctionType) -> Iterator[str]:
+    for code in _inner_codes(function.__code__):
+        for variable in (*code.co_varnames, *code.co_cellvars):
+            if variable in _TABLES:
+                yield f"it reads {variable}"
+        for name in code.co_names:
+            called = function.__globals__.get(name)
+            if isinstance(called, FunctionType):
+                inner = called.__code__
+                if not _TUPLES.isdisjoint(inner.co_varnames[: inner.co_argcount]):
+                    yield f"it calls {name}"
 
 
 def check_order(kind: type, names: re.Pattern[str]) -> None:

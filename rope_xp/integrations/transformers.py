@@ -14,7 +14,6 @@ from rope_xp.integrations import (
     _methods,
     _norms,
     _plans,
-    _readers,
     _replacements,
     _rotary,
 )
@@ -144,8 +143,12 @@ def patch(
     _classes.check_unpatched(model.modules())
     rotary = dict(_rotary.rotary_modules(model))
     if not rotary:
-        reason = _readers.explain_missing_angles(model)
-        raise RopeError(f"cannot patch {type(model).__name__}: {reason}")
+        raise RopeError(
+            f"cannot patch {type(model).__name__}: none of its modules computes angles, as those "
+            "with inv_freq among their buffers do. Its positions may not be rotary, as in BERT, or "
+            "its layers have tables of their own, as in GPT-J. rope_xp.testing.identify shows the "
+            "RoPE of a function"
+        )
     options = _plans.PatchOptions(length, rotation, trust == "config")
     with torch.device("cpu"):  # whatever device the caller has set for new tensors
         plans = {n: _plans.build_plans(n, m, options, len(rotary) > 1) for n, m in rotary.items()}
@@ -165,15 +168,15 @@ def _load_rotating_classes(
 ) -> dict[type, type]:
     """Return the classes of a model that rotate, each with the class that takes its place."""
     kinds = [kind for kind in dict.fromkeys(map(type, model.modules())) if kind not in rotary_kinds]
-    with rewording(RopeError, "", f"; {_readers.ALONE}"):
+    alone = "; patch(model, rotation=False) replaces only the rotary modules"
+    with rewording(RopeError, "", alone):
         rotating = [kind for kind in kinds if _methods.functions_called(kind)]
-    if not rotating:
-        raise RopeError(f"cannot patch {type(model).__name__}: found no function that rotates")
+        if not rotating:
+            raise RopeError(f"cannot patch {type(model).__name__}: found no function that rotates")
+        for kind in kinds:
+            _methods.check_readers(kind)
     build = _replacements.build_replacement
-    classes = {kind: _classes.load_rotating(kind, build, forms) for kind in rotating}
-    for kind in kinds:
-        _readers.check_readers(kind)
-    return classes
+    return {kind: _classes.load_rotating(kind, build, forms) for kind in rotating}
 
 
 def unpatch(model: ModelT) -> ModelT:
