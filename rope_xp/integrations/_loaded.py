@@ -42,7 +42,10 @@ class _Facts(NamedTuple):
 
 def plan_model(model: torch.nn.Module, part: Mapping[str, Any]) -> tuple[LayerPlan, ...]:
     """Return the plan of each layer of a loaded model; RopeConfigError says why there is none."""
-    _refuse_temperatures(part)
+    for keys in (part, part.get("rope_parameters")):
+        for key in _TEMPERATURES:
+            if isinstance(keys, Mapping) and keys.get(key):
+                raise RopeConfigError(f"{key} scales q by positions that one call does not have")
     model = getattr(model, "_orig_mod", model)  # of torch.compile
     facts = _Facts(part, record_calls(model), {}, {})
     for call in facts.calls:
@@ -65,13 +68,6 @@ def plan_model(model: torch.nn.Module, part: Mapping[str, Any]) -> tuple[LayerPl
                 plan = _read_attention(facts, rotating[name], indexers.get(name))
             plans.append(replace(plan, kind=str(word)))
     return tuple(plans)
-
-
-def _refuse_temperatures(part: Mapping[str, Any]) -> None:
-    for keys in (part, part.get("rope_parameters")):
-        for key in _TEMPERATURES:
-            if isinstance(keys, Mapping) and keys.get(key):
-                raise RopeConfigError(f"{key} scales q by positions that one call does not have")
 
 
 def _list_layers(model: torch.nn.Module, names: list[str]) -> Iterator[list[str]]:
@@ -109,11 +105,8 @@ def _read_attention(
 def _read_heads(facts: _Facts, attention: torch.nn.Module) -> tuple[int, int, int]:
     """Return head_dim, and the numbers of heads of q and of k."""
     like = facts.find_like(attention)
-    head_dims = {_find_slice(like[0], module)[0] for module in (like[0].module, attention)}
-    if len(head_dims) > 1:
-        raise RopeError(f"it rotates nothing, and others have another head_dim: {head_dims}")
     counts = [int(x.shape[r.axes.index("h")]) for r in like for x in r.arrays]
-    return head_dims.pop(), max(counts), min(counts)
+    return _find_slice(like[0], attention)[0], max(counts), min(counts)
 
 
 def _find_slice(rotation: Rotation, attention: torch.nn.Module) -> tuple[int, int]:
@@ -166,9 +159,11 @@ def _identify(facts: _Facts, rotation: Rotation, made: Made, size: int) -> RoPE:
                 return positions if positions.ndim == value.ndim else positions[..., None, :]
             return limit if is_length(value) else value
 
-        given = {name: adapt(value) for name, value in made.arguments.items()}
-        given = {n: q if _is_real(v) else v for n, v in given.items()}  # of which the dtype is read
-        at = [given[i] for i in range(sum(isinstance(name, int) for name in given))]
+        given = {  # x is there for its dtype
+            name: q if isinstance(x, torch.Tensor) and x.is_floating_point() else adapt(x)
+            for name, x in made.arguments.items()
+        }
+        at = [given[name] for name in given if isinstance(name, int)]
         result = made.module(*at, **{n: v for n, v in given.items() if isinstance(n, str)})
         results = result if isinstance(result, tuple) else (result,)
         tables = {name: results[i] for name, (_, i) in rotation.tables.items()}
@@ -184,10 +179,6 @@ def _identify(facts: _Facts, rotation: Rotation, made: Made, size: int) -> RoPE:
     if found.faults:
         raise RopeError(f"{'; '.join(found.faults)}; a plan has no words for this")
     return _find_stated(facts.part, found.rope, size) or found.rope
-
-
-def _is_real(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
 def _find_stated(part: Mapping[str, Any], rope: RoPE, size: int) -> RoPE | None:

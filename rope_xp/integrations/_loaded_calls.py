@@ -3,7 +3,7 @@
 import contextlib
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import Any
@@ -63,10 +63,6 @@ def is_length(value: Any) -> bool:
     return isinstance(value, int) and value == TOKENS
 
 
-def takes_positions(value: Any) -> bool:
-    return is_positions(value) or is_length(value)
-
-
 def record_calls(model: torch.nn.Module) -> list[Made | Rotation]:
     """Call a model with a few tokens, and return the calls of its modules and its rotations."""
     functions = _find_functions(model)
@@ -84,10 +80,15 @@ def record_calls(model: torch.nn.Module) -> list[Made | Rotation]:
             caller = caller.f_back
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         arguments = {name: frame.f_locals[name] for name in names}
+        makers = (
+            call
+            for call in calls
+            if isinstance(call, Made)
+            and any(is_positions(x) or is_length(x) for x in call.arguments.values())
+        )
         tables = {
             name: (made, i)
-            for made in calls
-            if isinstance(made, Made) and any(map(takes_positions, made.arguments.values()))
+            for made in makers
             for i, result in enumerate(made.results)
             for name, value in arguments.items()
             if value is result and isinstance(value, torch.Tensor)
@@ -100,7 +101,8 @@ def record_calls(model: torch.nn.Module) -> list[Made | Rotation]:
     with contextlib.ExitStack() as stack, torch.no_grad():
         for module in model.modules():
             stack.callback(module.register_forward_hook(keep, with_kwargs=True).remove)
-        stack.enter_context(_watching(watch))
+        stack.callback(sys.setprofile, sys.getprofile())
+        sys.setprofile(watch)
         ids = torch.arange(TOKENS, device=next(model.parameters()).device)[None]
         with rewording(failures, "the model fails for a few tokens: ", into=RopeConfigError):
             takes = inspect.signature(model.forward).parameters
@@ -112,26 +114,15 @@ def record_calls(model: torch.nn.Module) -> list[Made | Rotation]:
 
 def _find_functions(model: torch.nn.Module) -> dict[CodeType, Callable[..., Any]]:
     """Return the functions that rotate which the methods of a model's modules call, by code."""
+    kinds = {base for module in model.modules() for base in type(module).__mro__}
+    members = [member for kind in kinds for member in vars(kind).values()]
     functions = {}
-    for kind in {base for module in model.modules() for base in type(module).__mro__}:
-        for member in vars(kind).values():
-            rotations = (
-                _methods.rotations_called(member) if isinstance(member, FunctionType) else {}
-            )
-            for function in rotations.values():
-                inner = getattr(function, "__wrapped__", function)
-                if isinstance(inner, FunctionType):
-                    functions[inner.__code__] = function
+    for method in members:
+        rotations = _methods.rotations_called(method) if isinstance(method, FunctionType) else {}
+        for function in rotations.values():
+            inner = getattr(function, "__wrapped__", function)
+            if isinstance(inner, FunctionType):
+                functions[inner.__code__] = function
     if not functions:
         raise RopeConfigError("no module of the model calls a function that rotates, by its name")
     return functions
-
-
-@contextlib.contextmanager
-def _watching(watch: Any) -> Iterator[None]:
-    before = sys.getprofile()
-    sys.setprofile(watch)
-    try:
-        yield
-    finally:
-        sys.setprofile(before)

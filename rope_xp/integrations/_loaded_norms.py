@@ -15,7 +15,7 @@ _NAMES = (
     ("qk_norm", "qk_norm"),
 )
 _OTHERS = ("v", "q_a", "kv_a")  # of values, and of latent attention before its last projection
-_EPS = ("variance_epsilon", "eps")
+_KINDS: tuple[Literal["rms", "layer"], ...] = ("rms", "layer")
 
 
 def read_norm(
@@ -27,11 +27,18 @@ def read_norm(
         a: getattr(attention, name, None) for a, name in zip("qk", names, strict=False)
     }
     made = {call.module: (i, call) for i, call in enumerate(calls) if isinstance(call, Made)}
-    rotations = _list_rotated(attention, calls)
-    if rotations:
-        (first, x), own = rotations[0], set(norms.values())
-        before = {m: call for m, (i, call) in made.items() if i < first and m not in own}
-        _refuse_others(attention, before, {head_dim, head_dim * heads, x.shape[-1]})
+    rotations = [
+        (i, call)
+        for i, call in enumerate(calls)
+        if isinstance(call, Rotation) and call.module is attention
+    ]
+    for name, module in attention.named_children() if rotations else ():
+        is_norm = "norm" in type(module).__name__.lower() and not name.startswith(_OTHERS)
+        i, call = made.get(module, (len(calls), None))
+        if is_norm and module not in norms.values() and call and i < rotations[0][0]:
+            size = call.results[0].shape[-1]
+            if size in (head_dim, head_dim * heads, rotations[0][1].arrays[0].shape[-1]):
+                raise RopeError(f"its {name} may be a norm of q or k, of {size} components")
     arrays = [array for array, norm in norms.items() if norm in made]
     if not arrays:
         return None
@@ -52,33 +59,12 @@ def read_norm(
     )
 
 
-def _list_rotated(
-    attention: torch.nn.Module, calls: list[Made | Rotation]
-) -> list[tuple[int, torch.Tensor]]:
-    """Return the arrays that an attention rotates, each with the number of its call."""
-    own = ((i, x) for i, x in enumerate(calls) if isinstance(x, Rotation) and x.module is attention)
-    return [(i, x) for i, call in own for x in call.arrays]
-
-
-def _refuse_others(
-    attention: torch.nn.Module, before: dict[torch.nn.Module, Made], sizes: set[int]
-) -> None:
-    """Raise for a norm of another name before the rotation, which may be one of q or k."""
-    for name, module in attention.named_children():
-        is_norm = "norm" in type(module).__name__.lower() and not name.startswith(_OTHERS)
-        if is_norm and module in before:
-            size = before[module].results[0].shape[-1]
-            if size in sizes:
-                raise RopeError(f"its {name} may be a norm of q or k, of {size} components")
-
-
 def _measure(call: Made) -> tuple[Literal["rms", "layer"], float, float] | None:
     """Return the norm that has these results, its eps and the offset of its weights."""
     module, x, y = call.module, call.arguments[0].double(), call.results[0].double()
-    eps: Any = next((getattr(module, name) for name in _EPS if hasattr(module, name)), None)
+    eps: Any = getattr(module, "variance_epsilon", None) or getattr(module, "eps", None)
     weight: Any = getattr(module, "weight", None)
-    kinds: tuple[Literal["rms", "layer"], ...] = ("rms", "layer")
-    for kind in kinds if eps else ():
+    for kind in _KINDS if eps else ():
         z = x - x.mean(-1, keepdim=True) if kind == "layer" else x
         z = z / (z.square().mean(-1, keepdim=True) + eps).sqrt()
         for offset in (0.0, 1.0):
