@@ -77,16 +77,19 @@ def check_configs(model: torch.nn.Module) -> Iterator[Finding]:
         if hasattr(config, "to_dict"):
             groups.setdefault(id(config), (config, {}))[1][name] = module
     for config, modules in groups.values():
-        ropes, first = _read_ropes(config), next(iter(modules.values()))
-        rotary = dict(_rotary.rotary_modules(first))
-        if isinstance(ropes, str):
+        rotary = dict(_rotary.rotary_modules(next(iter(modules.values()))))
+        try:
+            by_label = from_hf_config(config)
+        except (RopeError, TypeError) as error:
             known = _models.get_row(getattr(config, "model_type", None)) is not None
-            what = f"nothing was compared with the configuration, as it cannot be read: {ropes}"
+            what = f"nothing was compared with the configuration, as it cannot be read: {error}"
             fix = "Correct the configuration" if known else "Look at the code of the model"
             if any(module in rotary.values() for module in modules.values()):
                 severity: Literal["error", "warning"] = "error" if known else "warning"
                 yield Finding(severity, type(config).__name__, "not checked", what, None, fix)
             continue
+        by_label = by_label if isinstance(by_label, dict) else {"": by_label}
+        ropes = [rope for rope in by_label.values() if rope is not None]
         if ropes and rotary and not all(map(_has_fixed_length, rotary.values())):
             yield from _check_scaling(model, config, ropes)
         yield from _check_layouts(config, ropes, modules)
@@ -98,28 +101,13 @@ def _has_fixed_length(module: torch.nn.Module) -> bool:
     return plans is not None and all(plan.beyond is None for plan in plans.values())
 
 
-def _read_ropes(config: Any) -> dict[str, RoPE] | str:
-    """Return the ropes of a configuration by layer type, or why it cannot be read."""
-    try:
-        ropes = from_hf_config(config)
-    except (RopeError, TypeError) as error:
-        return str(error)
-    by_label = ropes if isinstance(ropes, dict) else {"": ropes}
-    return {label: rope for label, rope in by_label.items() if rope is not None}
-
-
-def _check_scaling(model: Any, config: Any, ropes: dict[str, RoPE]) -> Iterator[Finding]:
-    raw = _parts.find_part(config.to_dict())
+def _check_scaling(model: Any, config: Any, ropes: list[RoPE]) -> Iterator[Finding]:
+    extended = _parts.find_part(config.to_dict()).get(EXTENDED)
     name = type(config).__name__
-    for label, rope in ropes.items():
-        scaling = rope.scaling
-        trained = getattr(scaling, TRAINED, None)
-        # transformers writes the one as the other where it is missing.
-        same = trained == raw.get(EXTENDED) and getattr(scaling, "factor", 1.0) > 1.0
-        parts = [raw, raw.get("rope_parameters"), raw.get("rope_scaling")]
-        parts += [part.get(label) for part in parts[1:] if isinstance(part, Mapping)]
-        is_stated = any(isinstance(part, Mapping) and part.get(TRAINED) for part in parts)
-        if trained is not None and (same or not is_stated):
+    for scaling in [rope.scaling for rope in ropes]:
+        trained, factor = getattr(scaling, TRAINED, None), getattr(scaling, "factor", None)
+        # transformers and rope_xp take the one for the other where it is missing.
+        if trained and trained == extended and (factor is None or factor > 1.0):
             what = f"{TRAINED} is {trained}, the same as {EXTENDED}: either it was missing, or "
             what += "no context is extended"
             fix = f"Set rope_parameters.{TRAINED} to the length that the model was trained with"
@@ -139,12 +127,12 @@ def _check_scaling(model: Any, config: Any, ropes: dict[str, RoPE]) -> Iterator[
 
 
 def _check_layouts(
-    config: Any, ropes: dict[str, RoPE], modules: Mapping[str, torch.nn.Module]
+    config: Any, ropes: list[RoPE], modules: Mapping[str, torch.nn.Module]
 ) -> Iterator[Finding]:
     """Yield where functions that rotate take other pairs than the model type's weights."""
     # One that takes these is enough: by configuration a class calls one of two functions, and some
     # models have an indexer with a layout of its own besides their attention.
-    layouts, names = {rope.layout for rope in ropes.values()}, dict[type, str]()
+    layouts, names = {rope.layout for rope in ropes}, dict[type, str]()
     for name, module in modules.items():
         if not _classes.is_patched(module):
             names.setdefault(type(module), name)
