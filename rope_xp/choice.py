@@ -181,7 +181,7 @@ class Choice:
 def _build_tables(
     backend: Backend, rope: RoPE, angles_of: tuple[Positions, Array, int | None], inverse: bool
 ) -> list[Array]:
-    """Return cos and sin side by side, those of the inverse behind them if that is asked for."""
+    """Return cos and sin side by side, those of the inverse behind them if there are any."""
     directions = (False, True) if inverse else (False,)
     tables = [backend.look_up_angles(rope, *angles_of, back, None, None) for back in directions]
     if tables[0] is not None:

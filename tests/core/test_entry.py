@@ -1,6 +1,7 @@
 """The native entry: which calls it takes, and that it leaves all others as they were."""
 
 import copy
+import ctypes
 import dataclasses
 import gc
 import pickle
@@ -152,19 +153,20 @@ def test_rerotate_by_the_entry_has_the_bits_of_the_slow_path(put, rope, rng, che
 @pytest.fixture
 def described():
     """Have arrays read by their attributes, as of a numpy or torch that is too new or too old."""
-    torch = pytest.importorskip("torch")
-    from rope_xp_backends.cpu import entry, native
+    pytest.importorskip("torch")
+    from rope_xp_backends.cpu import entry
     from rope_xp_backends.torch import entry as of_torch
     from rope_xp_backends.torch import private
 
-    kinds, module = (torch.Tensor, torch.nn.Parameter), native.module
-    other, dtypes = np.ones(3), tuple(map(np.dtype, ["f2", "f2", "f4", "f8", "i4", "i8"]))
-    wrong = ((other, 0, 3, (3,), (8,), other.flags.num),)
-    assert not module.set_up_numpy(np.ndarray, np.memmap, dtypes, wrong, entry.describe)
-    assert not module.set_up_torch(*kinds, None, of_torch.describe)
+    older = ctypes.CFUNCTYPE(ctypes.c_uint)(lambda: 0x1000009)  # the ABI of numpy 1
+    functions = (ctypes.c_void_p * 1)(ctypes.cast(older, ctypes.c_void_p))
+    make = ctypes.pythonapi.PyCapsule_New
+    make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p] * 3
+    assert not entry.set_up_numpy(make(ctypes.addressof(functions), None, None))
+    assert not of_torch.set_up(None)
     yield
-    entry.read_by_fields()
-    module.set_up_torch(*kinds, private.dlpack_exchange, of_torch.describe)
+    assert entry.set_up_numpy(entry.C_API)
+    of_torch.set_up(private.dlpack_exchange)
 
 
 @pytest.mark.usefixtures("described")

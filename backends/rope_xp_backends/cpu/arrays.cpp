@@ -66,11 +66,11 @@ struct DLExchange {
 };
 
 PyObject *numpy_types[2], *numpy_dtypes[NO_DTYPE], *torch_types[2];
-PyObject* describers[3];           // of libraries
 bool fields_agree;                 // else numpy's arrays are described
 const DLExchange* torch_exchange;  // null: tensors are
 
 const int ALIGNED = 0x100, WRITEABLE = 0x400;  // of numpy's flags
+const unsigned NUMPY_ABI = 0x2000000;
 
 void read_numpy(const NumpyArray* a, Array& x) {
   x.data = a->data, x.ndim = a->nd, x.dtype = NO_DTYPE, x.writeable = a->flags & WRITEABLE;
@@ -99,6 +99,8 @@ bool read_torch(PyObject* object, Array& x) {
 
 }  // namespace
 
+PyObject* functions[3][FUNCTIONS];
+
 Library find_library(PyObject* object) {
   PyObject* type = (PyObject*)Py_TYPE(object);
   if (type == numpy_types[0] || type == numpy_types[1]) return NUMPY;
@@ -114,7 +116,9 @@ bool read_ints(PyObject* sequence, I* to, int most, int* count) {
 }
 
 // Reads what describe(x) returns, see arrays.h. It may set an error.
-static bool read_described(PyObject* object, PyObject* describe, Array& x) {
+static bool read_described(PyObject* object, Library library, Array& x) {
+  PyObject* describe = functions[library][DESCRIBE];
+  if (!describe) return fail("an array of a library that is not set up");
   Ref fields(PyObject_CallFunctionObjArgs(describe, object, nullptr));
   if (!fields.object) return false;
   long long address, dtype;
@@ -141,15 +145,17 @@ bool read_fields(PyObject* object, Library library, Array& x) {
     if (!read_torch(object, x)) return false;
     known = true;
   }
-  if (!known && (library == OTHER || !read_described(object, describers[library], x))) return false;
+  if (!known && (library == OTHER || !read_described(object, library, x))) return false;
   if (x.dtype == NO_DTYPE || x.ndim > MAX_DIMS) return false;
   x.extent = measure(x, INT64_MAX);
   return true;
 }
 
-bool read_array(PyObject* object, PyObject* describe, Array& x, bool& absent) {
-  if (!read_fields(object, find_library(object), x)) {
-    if (PyErr_Occurred() || !read_described(object, describe, x)) return false;
+bool read_array(PyObject* object, Array& x, bool& absent) {
+  const Library library = find_library(object);
+  if (!read_fields(object, library, x)) {
+    if (PyErr_Occurred() || !read_described(object, library == NUMPY ? NUMPY : TORCH, x))
+      return false;
     if (x.dtype == NO_DTYPE || x.ndim > MAX_DIMS)
       return fail("an array has a dtype or axes that kernels do not read");
     x.extent = measure(x, INT64_MAX);
@@ -209,57 +215,38 @@ void replace(PyObject*& held, PyObject* by) {
   Py_XDECREF(before);
 }
 
-// set_up_numpy(ndarray, memmap, dtypes, probes, describe): reads arrays by their fields from now
-// on, if these agree with the attributes of probes, (array, address, number of dtype, shape,
-// strides, flags), or else by describe(x). Returns whether they agree.
-PyObject* set_up_numpy(PyObject*, PyObject* args) {
-  PyObject *type, *memmap, *dtypes, *probes, *describe;
-  if (!PyArg_ParseTuple(args, "OOO!O!O", &type, &memmap, &PyTuple_Type, &dtypes, &PyTuple_Type,
-                        &probes, &describe))
-    return nullptr;
-  if (PyTuple_Size(dtypes) != NO_DTYPE)
-    return fail("set_up_numpy takes a dtype or None for each number"), nullptr;
-  replace(numpy_types[0], type), replace(numpy_types[1], memmap);
-  replace(describers[NUMPY], describe);
+// set_up_dtypes(dtypes): the dtype of numpy, or None, for each number.
+PyObject* set_up_dtypes(PyObject*, PyObject* dtypes) {
+  if (!PyTuple_Check(dtypes) || PyTuple_Size(dtypes) != NO_DTYPE)
+    return fail("set_up_dtypes takes a dtype or None for each number"), nullptr;
   for (int i = 0; i < NO_DTYPE; i++) replace(numpy_dtypes[i], PyTuple_GetItem(dtypes, i));
-  fields_agree = false;
-  for (Py_ssize_t i = 0; i < PyTuple_Size(probes); i++) {
-    PyObject *array, *shape, *strides;
-    long long address, dtype;
-    int flags;
-    if (!PyArg_ParseTuple(PyTuple_GetItem(probes, i), "OLLOOi", &array, &address, &dtype, &shape,
-                          &strides, &flags))
-      return nullptr;
-    Array x, y;
-    int ndim;
-    if (!read_ints(shape, y.shape, MAX_DIMS, &y.ndim) ||
-        !read_ints(strides, y.strides, MAX_DIMS, &ndim))
-      return nullptr;
-    const NumpyArray* a = (const NumpyArray*)array;
-    bool same = (PyObject*)Py_TYPE(array) == type && a->nd == y.ndim && a->flags == flags &&
-                a->data == (char*)(intptr_t)address;
-    if (!same) Py_RETURN_FALSE;
-    read_numpy(a, x);
-    for (int j = 0; j < ndim; j++)
-      same = same && x.shape[j] == y.shape[j] && x.strides[j] == y.strides[j];
-    if (!same || x.dtype != dtype) Py_RETURN_FALSE;
-  }
-  fields_agree = true;
-  Py_RETURN_TRUE;
+  Py_RETURN_NONE;
 }
 
-// set_up_torch(Tensor, Parameter, capsule, describe): reads tensors by DLPack's functions from now
-// on; where torch is older, and the capsule None, by describe(x). Returns by which.
-PyObject* set_up_torch(PyObject*, PyObject* args) {
-  PyObject *tensor, *parameter, *capsule, *describe;
-  if (!PyArg_ParseTuple(args, "OOOO", &tensor, &parameter, &capsule, &describe)) return nullptr;
-  torch_exchange = nullptr;
-  if (capsule != Py_None) {
-    torch_exchange = (const DLExchange*)PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
-    if (!torch_exchange) return nullptr;
-    if (torch_exchange->major != 1 || !torch_exchange->view) torch_exchange = nullptr;
+// set_up_library(number, type, other_type, capsule, functions): reads arrays of these types from
+// now on, by their fields, or where these are unknown by describe(x). Returns by which. capsule:
+// that of numpy's C API or DLPack's functions for torch; None where there is none.
+PyObject* set_up_library(PyObject*, PyObject* args) {
+  int library;
+  PyObject *types[2], *capsule, *given;
+  if (!PyArg_ParseTuple(args, "iOOOO!", &library, &types[0], &types[1], &capsule, &PyTuple_Type,
+                        &given))
+    return nullptr;
+  const Py_ssize_t count = PyTuple_Size(given);
+  if ((library != NUMPY && library != TORCH) ||
+      (count != EMPTY_LIKE && count != (library == TORCH ? FUNCTIONS : ALLOCATE_LARGE)))
+    return fail("functions do not fit a library"), nullptr;
+  const bool is_torch = library == TORCH, has_fields = capsule != Py_None;
+  const char* name = is_torch ? "dlpack_exchange_api" : nullptr;
+  void* fields = has_fields ? PyCapsule_GetPointer(capsule, name) : nullptr;
+  if (has_fields && !fields) return nullptr;
+  if (is_torch) {
+    torch_exchange = (const DLExchange*)fields;
+    if (fields && (torch_exchange->major != 1 || !torch_exchange->view)) torch_exchange = nullptr;
+  } else {  // whose first function returns the version of its ABI
+    fields_agree = fields && ((unsigned (**)())fields)[0]() == NUMPY_ABI;
   }
-  replace(torch_types[0], tensor), replace(torch_types[1], parameter);
-  replace(describers[TORCH], describe);
-  return PyBool_FromLong(torch_exchange != nullptr);
+  for (int i = 0; i < 2; i++) replace(is_torch ? torch_types[i] : numpy_types[i], types[i]);
+  for (Py_ssize_t i = 0; i < count; i++) replace(functions[library][i], PyTuple_GetItem(given, i));
+  return PyBool_FromLong(is_torch ? torch_exchange != nullptr : fields_agree);
 }

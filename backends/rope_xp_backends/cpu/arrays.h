@@ -41,14 +41,38 @@ enum Library { OTHER, NUMPY, TORCH };
 // The library of an object whose class is exactly that of its arrays.
 Library find_library(PyObject* object);
 
-// Reads an aligned array of a library, by its fields where they are known, or by what describe(x)
-// of that library returns: its address, the number of its dtype, its shape, its strides in bytes,
-// and whether it is writeable. Returns false where it cannot, mostly without an error.
+// Functions of a library. The first two are needed to read its arrays and run calls, the others to
+// take calls as users write them. Those of torch say what sees or changes operations on tensors.
+enum {
+  DESCRIBE,
+  LIMIT_THREADS,
+  EMPTY_LIKE,
+  EMPTY,
+  ALLOCATE_LARGE,
+  FUNCTION_MODES,
+  TRANSFORMS,
+  DISPATCH_MODES,
+  IS_TRACING,
+  IS_PROFILED,
+  IS_OBSERVED,
+  IS_GRAD_ENABLED,
+  IS_INFERENCE_ENABLED,
+  IS_NEGATED,
+  INCREMENT_VERSIONS,
+  FORWARD_MODE,
+  FUNCTIONS
+};
+extern PyObject* functions[3][FUNCTIONS];
+
+// Reads an aligned array of a library, by its fields where they are known, or by what its
+// describe(x) returns: its address, the number of its dtype, its shape, its strides in bytes, and
+// whether it is writeable. Returns false where it cannot, mostly without an error.
 bool read_fields(PyObject* object, Library library, Array& x);
 
-// Does the same for any object, by the describe(x) that is given. Sets an error and returns false
-// if it does not fit. An array without memory, such as a functional tensor, is `absent`.
-bool read_array(PyObject* object, PyObject* describe, Array& x, bool& absent);
+// Does the same for any object, which is one of torch if its class is not known. Sets an error and
+// returns false if it does not fit. An array without memory, such as a functional tensor, is
+// `absent`.
+bool read_array(PyObject* object, Array& x, bool& absent);
 
 bool read_ints(PyObject* sequence, I* to, int most, int* count);
 
@@ -62,5 +86,5 @@ bool may_overlap_itself(const Array& x);
 bool fail(const char* message);               // sets a ValueError, and returns false
 void replace(PyObject*& held, PyObject* by);  // what was held goes
 
-PyObject* set_up_numpy(PyObject*, PyObject* args);
-PyObject* set_up_torch(PyObject*, PyObject* args);
+PyObject* set_up_dtypes(PyObject*, PyObject* dtypes);
+PyObject* set_up_library(PyObject*, PyObject* args);

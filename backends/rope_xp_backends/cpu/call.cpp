@@ -91,12 +91,12 @@ bool split_segments(Job& job, const int32_t* component) {
 
 }  // namespace
 
-bool run(Call& call, PyObject* limit_threads) {
+bool run(Call& call, Library library) {
   I elements = 0;
   for (int k = 0; k < call.arrays; k++) elements += count_elements(call.x[k]);
   I threads = elements / find_threshold(THREAD_ELEMENTS);
   if (threads > 1) {
-    Ref most(PyObject_CallFunctionObjArgs(limit_threads, nullptr));
+    Ref most(PyObject_CallNoArgs(functions[library][LIMIT_THREADS]));
     const I n = most.object ? PyLong_AsLongLong(most) : 0;
     if (PyErr_Occurred()) return false;
     threads = threads < n ? threads : n;
@@ -360,104 +360,72 @@ static void evict_tables(PyObject* capsule) {
   drop(tables);
 }
 
-// Returns a handle of tables, which owns them, and keeps what they lie in alive.
-static PyObject* keep_tables(Tables& given, PyObject* owner, const Array* frequencies,
-                             const Array* component) {
+// read_tables(fields, factor): a handle of digit tables (low, middle, high, frequencies, component)
+// or, with a factor, of small ones (inner, outer, frequencies, component) for angles in float32.
+// The handle keeps alive what they lie in. The last two may be None.
+PyObject* read_tables(PyObject*, PyObject* args) {
+  PyObject *fields, *factor;
+  if (!PyArg_ParseTuple(args, "O!O", &PyTuple_Type, &fields, &factor)) return nullptr;
+  const bool small = factor != Py_None;
+  const I rows[2][3] = {{DIGIT, DIGIT, TOP_DIGIT + 1}, {3 * INNER, 2 * OUTER + TOP_DIGIT / INNER}};
+  const int count = small ? 2 : 3;
+  Tables given = {};
+  if (small) given.factor = PyFloat_AsDouble(factor);
+  if (PyErr_Occurred()) return nullptr;
+  Array x[5];
+  bool fits = PyTuple_Size(fields) == count + 2, absent = false;
+  for (int i = 0; fits && i < count + 2; i++) {
+    PyObject* field = PyTuple_GetItem(fields, i);
+    const bool is_table = i < count;
+    x[i].data = nullptr;
+    if (!is_table && field == Py_None) continue;
+    if (!read_array(field, x[i], absent)) return nullptr;
+    if (i == 0) given.pairs = x[0].ndim == 2 ? x[0].shape[1] / 2 : 0;
+    const Dtype dtype = is_table ? x[0].dtype : i > count ? INT32 : small ? FLOAT32 : x[0].dtype;
+    fits = is_contiguous(x[i]) && x[i].dtype == dtype && x[i].ndim == 1 + is_table && !absent &&
+           x[i].shape[is_table] == given.pairs * (1 + is_table) &&
+           (!is_table || x[i].shape[0] == rows[small][i]);
+  }
+  if (!fits || given.pairs < 1 || !(x[0].dtype == FLOAT64 || (x[0].dtype == FLOAT32 && !small)))
+    return fail("digit tables do not fit each other"), nullptr;
+  given.dtype = small ? FLOAT32 : x[0].dtype;
+  if (small) given.inner = (const double*)x[0].data, given.outer = (const double*)x[1].data;
+  else given.low = x[0].data, given.middle = x[1].data, given.high = x[2].data;
+  given.frequencies = x[count].data, given.component = (const int32_t*)x[count + 1].data;
+  given.takes_fractions = given.frequencies;
+  for (I i = 0; i < given.pairs; i++) {
+    if (given.component && given.component[i] >= given.components)
+      given.components = given.component[i] + 1;
+    if (given.frequencies)  // NaN where a fraction of a token turns a pair too far
+      given.takes_fractions &= given.dtype == FLOAT64
+                                   ? !isnan(((const double*)given.frequencies)[i])
+                                   : !isnan(((const float*)given.frequencies)[i]);
+  }
   Tables* tables = (Tables*)malloc(sizeof(Tables));
   if (!tables) return PyErr_NoMemory();
   *tables = given;
-  tables->owner = Py_NewRef(owner), tables->keepers = 1;
-  tables->frequencies = frequencies ? frequencies->data : nullptr;
-  tables->component = component ? (const int32_t*)component->data : nullptr;
-  tables->takes_fractions = frequencies;
-  for (I i = 0; i < tables->pairs; i++) {
-    if (component && tables->component[i] >= tables->components)
-      tables->components = tables->component[i] + 1;
-    if (frequencies)  // NaN where a fraction of a token turns a pair too far
-      tables->takes_fractions &= tables->dtype == FLOAT64
-                                     ? !isnan(((const double*)tables->frequencies)[i])
-                                     : !isnan(((const float*)tables->frequencies)[i]);
-  }
+  tables->owner = Py_NewRef(fields), tables->keepers = 1;
   PyObject* capsule = PyCapsule_New(tables, TABLES_NAME, evict_tables);
-  if (!capsule) Py_DECREF(owner), free(tables);
+  if (!capsule) Py_DECREF(fields), free(tables);
   return capsule;
-}
-
-// Reads the arrays of tables: `count` of two axes and so many rows, then frequencies and component,
-// which may be None.
-static bool read_fields_of_tables(PyObject* fields, PyObject* describe, const I* rows, int count,
-                                  Array* x, bool* given) {
-  if (PyTuple_Size(fields) != count + 2) return fail("digit tables have other fields");
-  bool fits = true, absent = false;
-  for (int i = 0; i < count + 2; i++) {
-    PyObject* field = PyTuple_GetItem(fields, i);
-    given[i] = i < count || field != Py_None;
-    if (given[i] && !read_array(field, describe, x[i], absent)) return false;
-  }
-  const I r = x[0].ndim == 2 ? x[0].shape[1] / 2 : 0;
-  for (int i = 0; i < count + 2 && fits; i++) {
-    if (!given[i]) continue;
-    fits = is_contiguous(x[i]) && x[i].ndim == (i < count ? 2 : 1) &&
-           (i == count + 1 ? x[i].dtype == INT32 : is_float(x[i].dtype));
-    fits = fits &&
-           (i < count ? x[i].shape[0] == rows[i] && x[i].shape[1] == 2 * r : x[i].shape[0] == r);
-    if (i < count) fits = fits && x[i].dtype == x[0].dtype;
-  }
-  return (fits && !absent && r > 0) || fail("digit tables do not fit each other");
-}
-
-// read_tables(fields, describe): a handle of digit tables (low, middle, high, frequencies,
-// component), of which the last two may be None.
-PyObject* read_tables(PyObject*, PyObject* args) {
-  PyObject *fields, *describe;
-  if (!PyArg_ParseTuple(args, "O!O", &PyTuple_Type, &fields, &describe)) return nullptr;
-  const I rows[] = {DIGIT, DIGIT, TOP_DIGIT + 1};
-  Array x[5];
-  bool given[5];
-  if (!read_fields_of_tables(fields, describe, rows, 3, x, given)) return nullptr;
-  if (given[3] && x[3].dtype != x[0].dtype)
-    return fail("digit tables do not fit each other"), nullptr;
-  Tables tables = {};
-  tables.dtype = x[0].dtype, tables.pairs = x[0].shape[1] / 2;
-  tables.low = x[0].data, tables.middle = x[1].data, tables.high = x[2].data;
-  return keep_tables(tables, fields, given[3] ? &x[3] : nullptr, given[4] ? &x[4] : nullptr);
-}
-
-// read_small_tables(fields, factor, describe): a handle of small tables (inner, outer, frequencies,
-// component), for angles in float32.
-PyObject* read_small_tables(PyObject*, PyObject* args) {
-  PyObject *fields, *describe;
-  double factor;
-  if (!PyArg_ParseTuple(args, "O!dO", &PyTuple_Type, &fields, &factor, &describe)) return nullptr;
-  const I rows[] = {3 * INNER, 2 * OUTER + TOP_DIGIT / INNER};
-  Array x[4];
-  bool given[4];
-  if (!read_fields_of_tables(fields, describe, rows, 2, x, given)) return nullptr;
-  if (x[0].dtype != FLOAT64 || (given[2] && x[2].dtype != FLOAT32))
-    return fail("digit tables do not fit each other"), nullptr;
-  Tables tables = {};
-  tables.dtype = FLOAT32, tables.pairs = x[0].shape[1] / 2, tables.factor = factor;
-  tables.inner = (const double*)x[0].data, tables.outer = (const double*)x[1].data;
-  return keep_tables(tables, fields, given[2] ? &x[2] : nullptr, given[3] ? &x[3] : nullptr);
 }
 
 // --- the function --------------------------------------------------------------------------------
 
 // Reads a tuple of arrays. A weight may be None, and then has no axes.
-bool read_group(PyObject* group, PyObject* describe, Array* to, int most, int* count, bool& absent,
-                bool may_be_none = false) {
+bool read_group(PyObject* group, Array* to, int* count, bool& absent, bool may_be_none = false) {
   *count = PyTuple_Check(group) ? (int)PyTuple_Size(group) : -1;
-  if (*count < 0 || *count > most) return fail("arrays come in tuples of at most two");
+  if (*count < 0 || *count > 2) return fail("arrays come in tuples of at most two");
   for (int i = 0; i < *count; i++) {
     PyObject* item = PyTuple_GetItem(group, i);
     to[i].ndim = 0;
     if (may_be_none && item == Py_None) continue;
-    if (!read_array(item, describe, to[i], absent)) return false;
+    if (!read_array(item, to[i], absent)) return false;
   }
   return true;
 }
 
-// rotate(arrays, results, weights, angles, tables, spec, describe, limit_threads, prepares)
+// rotate(arrays, results, weights, angles, tables, spec, prepares)
 //
 // tables: a handle of read_tables, or None where angles are cos and sin.
 // spec: (batch and tokens axes, heads axis or -1, interleaved_in, interleaved_out, inverse, offset,
@@ -468,9 +436,9 @@ bool read_group(PyObject* group, PyObject* describe, Array* to, int most, int* c
 // If it `prepares`, it returns the bytes of the job in place of running it, for kernels of another
 // processor.
 PyObject* rotate(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 9 || !PyTuple_Check(args[5]))
-    return fail("rotate takes nine arguments, of which spec is a tuple"), nullptr;
-  PyObject *describe = args[6], *limit = args[7], *axes, *eps;
+  if (count != 7 || !PyTuple_Check(args[5]))
+    return fail("rotate takes seven arguments, of which spec is a tuple"), nullptr;
+  PyObject *axes, *eps;
   Call call;
   Job& job = call.job;
   memset(&job, 0, sizeof job);
@@ -485,10 +453,10 @@ PyObject* rotate(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (job.normalized) job.eps = PyFloat_AsDouble(eps);
   if (PyErr_Occurred() || !read_ints(axes, call.axes.batch_tokens, MAX_DIMS, &call.axes.count))
     return nullptr;
-  if (!read_group(args[0], describe, call.x, 2, &call.arrays, absent) ||
-      !read_group(args[1], describe, call.y, 2, &results, absent) ||
-      !read_group(args[2], describe, call.weight, 2, &call.weights, absent, true) ||
-      !read_group(args[3], describe, call.angle, 2, &call.angles, absent))
+  if (!read_group(args[0], call.x, &call.arrays, absent) ||
+      !read_group(args[1], call.y, &results, absent) ||
+      !read_group(args[2], call.weight, &call.weights, absent, true) ||
+      !read_group(args[3], call.angle, &call.angles, absent))
     return nullptr;
   if (call.arrays < 1 || call.arrays != results || (!job.lookup && call.angles != 2))
     return fail("arguments do not fit each other"), nullptr;
@@ -497,12 +465,13 @@ PyObject* rotate(PyObject*, PyObject* const* args, Py_ssize_t count) {
     const Tables* tables = get_tables(args[4]);
     if (!tables || !place_tables(call, tables, columns >= 0)) return nullptr;
   }
-  const int prepares = PyObject_IsTrue(args[8]);
+  const int prepares = PyObject_IsTrue(args[6]);
   if (prepares < 0) return nullptr;
   if (absent) Py_RETURN_FALSE;
   collapse(call);
   if (job.rows == 0) Py_RETURN_TRUE;
   if (prepares) return PyBytes_FromStringAndSize((const char*)&job, sizeof job);
-  if (!run(call, limit)) return nullptr;
+  const bool of_numpy = find_library(PyTuple_GetItem(args[0], 0)) == NUMPY;
+  if (!run(call, of_numpy ? NUMPY : TORCH)) return nullptr;
   Py_RETURN_TRUE;
 }

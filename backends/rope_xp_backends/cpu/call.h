@@ -53,9 +53,9 @@ bool place_slots(Call& call, const Array& cache, PyObject* names);
 bool are_results_apart(const Array* y, const Array* x, const bool* in_place, int arrays,
                        const Array* const others[], int count);
 
-void collapse(Call& call);                      // the axes of a checked call
-bool exceeds_limit(const Call& call);           // whether any position is out of range
-bool run(Call& call, PyObject* limit_threads);  // false and an error if it cannot
+void collapse(Call& call);              // the axes of a checked call
+bool exceeds_limit(const Call& call);   // whether any position is out of range
+bool run(Call& call, Library library);  // false and an error if it cannot
 
 enum {
   RELEASE_BYTES,
@@ -71,7 +71,6 @@ I find_threshold(int i);
 const Kernels* find_kernels();  // of the instruction set in use
 
 PyObject* read_tables(PyObject*, PyObject* args);
-PyObject* read_small_tables(PyObject*, PyObject* args);
 PyObject* rotate(PyObject*, PyObject* const* args, Py_ssize_t count);
 // entry.cpp
 bool intern_names();
@@ -81,4 +80,3 @@ PyObject* look_up_angles(PyObject*, PyObject* const* args, Py_ssize_t count);
 PyObject* multiply_angles(PyObject*, PyObject* const* args, Py_ssize_t count);  // exact.cpp
 PyObject* accumulate_angles(PyObject*, PyObject* const* args, Py_ssize_t count);
 PyObject* set_up_calls(PyObject*, PyObject* args);
-PyObject* set_up_library(PyObject*, PyObject* args);

@@ -7,8 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-PyObject* functions[3][FUNCTIONS];
-
 namespace {
 
 // What a call asks for, as rope_xp/_dispatch/how.py has it.
@@ -545,7 +543,7 @@ PyObject* run_calls(Entry& e, PyObject* out, PyObject* slots, PyObject* cache_ax
     if (variant && exceeds_limit(call)) Py_RETURN_NONE;
   }
   for (int i = 0; i < e.calls; i++)
-    if (!run(e.call[i], functions[e.library][LIMIT_THREADS])) return nullptr;
+    if (!run(e.call[i], e.library)) return nullptr;
   if (out != Py_None) {
     if (e.library == TORCH && !mark_written(e, out)) return nullptr;
     if (!made[0].object) return Py_NewRef(out);
@@ -742,7 +740,7 @@ PyObject* look_up_angles(PyObject*, PyObject* const* args, Py_ssize_t count) {
     if (!place_turn(back, e.buffers[3], old, INVERSE)) return decline();
   }
   for (int i = 0; i < 1 + differs; i++)
-    if (!run(e.call[i], functions[e.library][LIMIT_THREADS])) return nullptr;
+    if (!run(e.call[i], e.library)) return nullptr;
   return Py_NewRef(y.object);
 }
 
@@ -776,17 +774,5 @@ PyObject* set_up_calls(PyObject*, PyObject* args) {
   PyObject *norm, *chosen, *find;
   if (!PyArg_ParseTuple(args, "OOO", &norm, &chosen, &find)) return nullptr;
   replace(norm_type, norm), replace(choice, chosen), replace(find_tables, find);
-  Py_RETURN_NONE;
-}
-
-// set_up_library(number, functions): takes calls with arrays of this library from now on.
-PyObject* set_up_library(PyObject*, PyObject* args) {
-  int library;
-  PyObject* given;
-  if (!PyArg_ParseTuple(args, "iO!", &library, &PyTuple_Type, &given)) return nullptr;
-  const Py_ssize_t count = library == TORCH ? FUNCTIONS : ALLOCATE_LARGE;
-  if ((library != NUMPY && library != TORCH) || PyTuple_Size(given) != count || !find_tables)
-    return fail("functions do not fit a library"), nullptr;
-  for (Py_ssize_t i = 0; i < count; i++) replace(functions[library][i], PyTuple_GetItem(given, i));
   Py_RETURN_NONE;
 }

@@ -2,27 +2,6 @@
 #pragma once
 #include "call.h"
 
-// Functions of an array library. Those of torch say what sees or changes operations on tensors.
-enum {
-  EMPTY_LIKE,
-  EMPTY,
-  LIMIT_THREADS,
-  ALLOCATE_LARGE,
-  FUNCTION_MODES,
-  TRANSFORMS,
-  DISPATCH_MODES,
-  IS_TRACING,
-  IS_PROFILED,
-  IS_OBSERVED,
-  IS_GRAD_ENABLED,
-  IS_INFERENCE_ENABLED,
-  IS_NEGATED,
-  INCREMENT_VERSIONS,
-  FORWARD_MODE,
-  FUNCTIONS
-};
-extern PyObject* functions[3][FUNCTIONS];
-
 struct Entry {
   Library library;
   bool records;   // whether autograd records operations on tensors

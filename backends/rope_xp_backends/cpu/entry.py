@@ -15,11 +15,13 @@ from rope_xp._dispatch.choose import choice
 from rope_xp._rotation.tables import host_tables, small_tables
 from rope_xp.norm import QKNorm
 
-from . import native
+from . import native, threads
 from .native import DTYPES, Description
 
 NUMPY, TORCH = 1, 2
 """Libraries, by their numbers."""
+C_API = getattr(sys.modules.get("numpy._core._multiarray_umath"), "_ARRAY_API", None)
+"""Where compiled extensions find numpy's C API, by which the native module knows its ABI."""
 
 
 def find_tables(
@@ -43,43 +45,39 @@ def find_tables(
         tables = host_tables(table_key) if every_row else small_tables(table_key)
     except RopeError:
         return None
-    handle = tables.handle or native.read_tables(tables, describe)
+    handle = tables.handle or native.read_tables(tables)
     return handle, rope.layout != "half", rope.layout == "interleaved", offset, r // 2
 
 
 def describe(x: np.ndarray) -> Description:
-    """Describe an array that the native module cannot read by its fields, see ``Describe``."""
+    """Describe an array that the native module cannot read by its fields, see ``Description``."""
     name = x.dtype.name
-    if name == "bfloat16" and x.dtype.isnative:
-        read_by_fields(x.dtype)  # its package was imported after ours
+    if name == "bfloat16" and x.dtype.isnative:  # whose package may be imported after ours
+        _set_up_dtypes(x.dtype)
     is_known = name in DTYPES and x.dtype.isnative and x.flags.aligned
     number = DTYPES.index(name) if is_known else len(DTYPES)
     return x.ctypes.data, number, x.shape, x.strides, x.flags.writeable
 
 
-def read_by_fields(bfloat16: Any = None) -> None:
-    """Let the native module read arrays by their fields, where these are as numpy 2 has them."""
-    if native.MISSING is not None or sys.implementation.name != "cpython":
-        return
-    if bfloat16 is None:
-        bfloat16 = getattr(sys.modules.get("ml_dtypes"), "bfloat16", None)
-    dtypes = [bfloat16 and np.dtype(bfloat16) if n == "bfloat16" else np.dtype(n) for n in DTYPES]
-    examples = np.ones((2, 3), np.float32), np.ones((4, 5, 6))[::2, :, ::-1], np.ones(0, np.int64)
-    probes = []
-    for x in (*examples, np.broadcast_to(examples[0], (4, 2, 3))):
-        number = DTYPES.index(x.dtype.name)
-        probes.append((x, x.ctypes.data, number, x.shape, x.strides, x.flags.num))
-    if not native.module.set_up_numpy(
-        np.ndarray, np.memmap, tuple(dtypes), tuple(probes), describe
-    ):
-        native.LOG.warning("rope_xp reads arrays of this numpy by their attributes, which is slow")
+def _set_up_dtypes(bfloat16: np.dtype | None) -> None:
+    dtypes = [bfloat16 if name == "bfloat16" else np.dtype(name) for name in DTYPES]
+    native.module.set_up_dtypes(tuple(dtypes))
 
 
-def set_up(library: int, *functions: Any) -> None:
-    """Let the entry take arrays of a library, by functions that entry.cpp names in this order."""
-    native.module.set_up_library(library, functions)
+def _allocate(shape: list[int], kind: int) -> np.ndarray:
+    return np.empty(shape, (np.float32, np.float64, np.int64)[kind])
+
+
+def set_up_numpy(capsule: Any) -> bool:
+    """Let the entry take arrays of numpy. Return whether it reads their fields."""
+    functions = describe, threads.limit, np.empty_like, _allocate
+    kinds = np.ndarray, np.memmap
+    has_fields: bool = native.module.set_up_library(NUMPY, *kinds, capsule, functions)
+    return has_fields
 
 
 if native.MISSING is None:
     native.module.set_up_calls(QKNorm, choice, find_tables)
-    read_by_fields()
+    _set_up_dtypes(None)
+    if not set_up_numpy(C_API):
+        native.LOG.warning("rope_xp reads arrays of this numpy by their attributes, which is slow")

@@ -1,8 +1,6 @@
 """The native module, which rotates arrays in CPU memory, or the reason why it is missing."""
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -18,9 +16,8 @@ MAX_AXES = 16
 Arrays: TypeAlias = tuple[Any, ...]
 Description: TypeAlias = tuple[int, int, tuple[int, ...], tuple[int, ...], bool]
 """The address of an array, the number of its dtype (beyond DTYPES for any other), its shape, its
-strides in bytes, and whether it is writeable."""
-Describe: TypeAlias = Callable[[Any], Description]
-"""The native module calls it for arrays whose fields it cannot read."""
+strides in bytes, and whether it is writeable: what the native module asks of arrays whose fields it
+cannot read."""
 
 
 def _find_reason(error: ImportError) -> str:
@@ -75,47 +72,33 @@ def describe_spec(spec: RotationSpec, columns: int) -> tuple[Any, ...]:
     )
 
 
-def read_tables(tables: DigitTables | SmallTables, describe: Describe) -> Any:
+def read_tables(tables: DigitTables | SmallTables) -> Any:
     """Return the handle by which the native function knows tables, which it keeps alive."""
-    if isinstance(tables, SmallTables):
-        handle = module.read_small_tables(tuple(tables), tables.factor, describe)
-    else:
-        handle = module.read_tables(tuple(tables), describe)
+    handle = module.read_tables(tuple(tables), getattr(tables, "factor", None))
     object.__setattr__(tables, "handle", handle)  # an equal one whoever sets it
     return handle
 
 
-@dataclass(frozen=True, slots=True)
-class Rotate:
-    """The native function for a rotation, and for arrays of one library."""
+def rotate(
+    spec: tuple[Any, ...],
+    arrays: Arrays,
+    results: Arrays,
+    weights: Arrays,
+    angles: Arrays,
+    tables: DigitTables | None,
+) -> None:
+    """Rotate arrays of one dtype into results, which overlap nothing else.
 
-    spec: tuple[Any, ...]
-    """By :func:`describe_spec`."""
-    describe: Describe
-    limit: Callable[[], int]
-    """Returns how many threads may run."""
-
-    def run(
-        self,
-        arrays: Arrays,
-        results: Arrays,
-        weights: Arrays,
-        angles: Arrays,
-        tables: DigitTables | None,
-    ) -> None:
-        """Rotate arrays of one dtype into results, which overlap nothing else.
-
-        ``angles`` are positions and their fractions, or without tables cos and sin. An array is in
-        place if it is its own result. Raise PathUnavailable before anything is written if an array,
-        such as a functional tensor, has no memory.
-        """
-        handle = tables and (tables.handle or read_tables(tables, self.describe))
-        operands = arrays, results, weights, angles, handle
-        try:
-            done: bool = module.rotate(*operands, self.spec, self.describe, self.limit, False)
-        except RopeError:  # of the number of threads
-            raise
-        except ValueError as error:  # a class that lies about its shape, or a call of the operator
-            raise RopeError(f"the arrays of a rotation do not fit each other: {error}") from error
-        if not done:
-            raise PathUnavailable("an array has no memory")
+    ``spec`` is what :func:`describe_spec` returns. ``angles`` are positions and their fractions, or
+    without tables cos and sin. An array is in place if it is its own result. Raise PathUnavailable
+    before anything is written if an array, such as a functional tensor, has no memory.
+    """
+    handle = tables and (tables.handle or read_tables(tables))
+    try:
+        done: bool = module.rotate(arrays, results, weights, angles, handle, spec, False)
+    except RopeError:  # of the number of threads
+        raise
+    except ValueError as error:  # a class that lies about its shape, or a call of the operator
+        raise RopeError(f"the arrays of a rotation do not fit each other: {error}") from error
+    if not done:
+        raise PathUnavailable("an array has no memory")

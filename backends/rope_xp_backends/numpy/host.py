@@ -4,10 +4,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from rope_xp._core.call import Call, CosSin, RotationSpec, TableLookup
-from rope_xp_backends.cpu import native, threads
-from rope_xp_backends.cpu.entry import describe
-from rope_xp_backends.cpu.native import Rotate
+from rope_xp._core.call import Call, CosSin, TableLookup
+from rope_xp_backends.cpu import native
 
 LONG = 64
 """A longer axis repays a loop over the others in Python."""
@@ -21,33 +19,27 @@ Angles: TypeAlias = TableLookup | CosSin
 def rotate(call: Call, out: Arrays, source: Angles) -> None:
     """Rotate one array or two of one dtype, which share their angles, into out."""
     results = tuple(
-        [y if is_readable(y) else np.empty(y.shape, y.dtype.newbyteorder("=")) for y in out]
+        [y if _is_readable(y) else np.empty(y.shape, y.dtype.newbyteorder("=")) for y in out]
     )
     pairs = zip(call.arrays, results, strict=True)
-    arrays = tuple([x if is_readable(x) else _copy_into(y, x) for x, y in pairs])
-    tables = source.tables if isinstance(source, TableLookup) else None
-    operands = arrays, results, get_weights(call), get_angle_inputs(source), tables
-    make_rotate(source, call.spec).run(*operands)
+    arrays = tuple([x if _is_readable(x) else _copy_into(y, x) for x, y in pairs])
+    tables, columns = None, 1
+    if isinstance(source, TableLookup):
+        tables, columns = source.tables, 0 if source.components else -1
+    operands = arrays, results, _get_weights(call), _get_angle_inputs(source), tables
+    native.rotate(native.describe_spec(call.spec, columns), *operands)
     for y, result in zip(out, results, strict=True):
         if result is not y:
             y[...] = result
 
 
-def make_rotate(source: Angles, spec: RotationSpec) -> Rotate:
-    """Return the native function for a rotation of numpy arrays."""
-    columns = 1
-    if isinstance(source, TableLookup):
-        columns = 0 if source.components else -1
-    return Rotate(native.describe_spec(spec, columns), describe, threads.limit)
-
-
-def get_weights(call: Call) -> Arrays:
+def _get_weights(call: Call) -> Arrays:
     """Return the weights of a call that are given, with contiguous rows."""
     weights = map(_read_plain, (w for w in call.weights if w is not None))
     return tuple(map(np.ascontiguousarray, weights))
 
 
-def get_angle_inputs(source: Angles) -> Arrays:
+def _get_angle_inputs(source: Angles) -> Arrays:
     """Return positions and their fractions, or cos and sin."""
     if isinstance(source, CosSin):
         inputs = [source.cos, source.sin]
@@ -67,7 +59,7 @@ def _read_plain(x: np.ndarray) -> np.ndarray:
 # --- copies of arrays that kernels cannot read ---------------------------------------------------
 
 
-def is_readable(x: np.ndarray) -> bool:
+def _is_readable(x: np.ndarray) -> bool:
     """Return whether kernels can read and write an array: head_dim contiguous, native, aligned."""
     contiguous = x.strides[-1] == x.itemsize or x.shape[-1] <= 1 or x.size == 0
     return contiguous and x.dtype.isnative and x.flags.aligned

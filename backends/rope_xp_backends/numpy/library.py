@@ -9,18 +9,7 @@ from rope_xp._core.memory import Memory
 from rope_xp._core.tables import DigitTables, TableKey
 from rope_xp._dispatch.backend import Backend
 from rope_xp._rotation.tables import host_tables
-from rope_xp_backends.cpu import entry, native, threads
-
-
-def _allocate(shape: list[int], kind: int) -> np.ndarray:
-    return np.empty(shape, _KINDS[kind])
-
-
-_KINDS = np.float32, np.float64, np.int64
-
-
-if native.MISSING is None:
-    entry.set_up(entry.NUMPY, np.empty_like, _allocate, threads.limit)
+from rope_xp_backends.cpu import entry, native  # noqa: F401  # from then on it reads arrays
 
 
 class Numpy(Backend):

@@ -1,13 +1,13 @@
 """torch's operator on CPUs: the native module on the tensors' own memory."""
 
+from typing import Any
+
 import torch
 
 from rope_xp._core.path import PathUnavailable
 from rope_xp._core.tables import DigitTables
 from rope_xp_backends.cpu import native
-from rope_xp_backends.cpu.native import Rotate
 
-from .entry import describe, limit_threads
 from .library import Tensors
 from .op_args import OpArgs
 from .results import allocate_result, bump_versions
@@ -24,18 +24,18 @@ def rotate_on_cpu(
     results = out or tuple(map(allocate_result, arrays))
     angles = _cast_angle_inputs(op_args, arrays[0].dtype)
     tables = DigitTables(*op_args.tables) if op_args.is_lookup else None
-    _make_rotate(op_args).run(arrays, results, weights, angles, tables)
+    spec = _describe_spec(op_args)
+    native.rotate(spec, arrays, results, weights, angles, tables)
     if out is not None:
         bump_versions(out)
     return results
 
 
-def _make_rotate(op_args: OpArgs) -> Rotate:
-    """Return the native function for a rotation of tensors."""
+def _describe_spec(op_args: OpArgs) -> tuple[Any, ...]:
     columns = 1  # the last axis of positions, or a step between columns of cos and sin
     if op_args.is_lookup and (op_args.components is None or op_args.positions is None):
         columns = -1
-    return Rotate(native.describe_spec(op_args.spec, columns), describe, limit_threads)
+    return native.describe_spec(op_args.spec, columns)
 
 
 def _cast_angle_inputs(op_args: OpArgs, dtype: torch.dtype) -> Tensors:

@@ -39,22 +39,18 @@ def describe(x: torch.Tensor) -> Description:
     return address, number, tuple(x.shape), tuple([n * size for n in x.stride()]), True
 
 
-if native.MISSING is None:
+def set_up(capsule: Any) -> bool:
+    """Let the entry take tensors. Return whether it reads them by DLPack."""
+    functions: tuple[Any, ...] = describe, limit_threads, torch.empty_like, _allocate, allocate_result
+    functions += (*private.OBSERVERS, torch.is_grad_enabled, torch.is_inference_mode_enabled)
+    functions += (torch.Tensor.is_neg, private.increment_versions, torch.autograd.forward_ad)
     kinds = torch.Tensor, torch.nn.Parameter
-    native.module.set_up_torch(*kinds, private.dlpack_exchange, describe)
-    entry.set_up(
-        entry.TORCH,
-        torch.empty_like,
-        _allocate,
-        limit_threads,
-        allocate_result,
-        *private.OBSERVERS,
-        torch.is_grad_enabled,
-        torch.is_inference_mode_enabled,
-        torch.Tensor.is_neg,
-        private.increment_versions,
-        torch.autograd.forward_ad,
-    )
+    reads: bool = native.module.set_up_library(entry.TORCH, *kinds, capsule, functions)
+    return reads
+
+
+if native.MISSING is None:
+    set_up(private.dlpack_exchange)
 
 
 def _decline(*_: Any) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rope_xp_backends.cpu import native as _loaded
-from rope_xp_backends.cpu.entry import describe
 from support.bits import same, sample
 from support.targets import truth
 from support.ways import decline_all
@@ -55,7 +54,7 @@ class Emulated:
 
     def __init__(self, program):
         self.rotated, self.native = 0, _loaded.module
-        self.read_tables, self.set_up_numpy = self.native.read_tables, self.native.set_up_numpy
+        self.read_tables, self.set_up_dtypes = self.native.read_tables, self.native.set_up_dtypes
         self.table, headers, *_, count = struct.unpack_from("<QQQIHHH", program, 24)
         segments = struct.iter_unpack("<2I6Q", program[headers : headers + 56 * count])
         self.segments = [
@@ -111,7 +110,7 @@ def test_kernels_for_aarch64_have_the_bits_of_numpy(native, monkeypatch, tmp_pat
         if dtype == "float32":  # as the first calls of a rope have it
             table_key = make_table_key(rope, 30, inverse=False, double=False)
             small, tables = small_tables(table_key), host_tables(table_key)
-            handle = emulated.native.read_small_tables(tuple(small), small.factor, describe)
+            handle = emulated.native.read_tables(tuple(small), small.factor)
             object.__setattr__(tables, "handle", handle)
         norm = QKNorm(*(sample(rng, 30, dtype=dtype) for _ in "qk")) if normalizes else None
         for positions in (np.array([0, 5, 2**31 - 1, -7, 70_000]), np.arange(5) + 0.625):

@@ -110,7 +110,7 @@ def test_threads_for_tensors_are_limited_by_torch_whatever_openmp_says(
 ):
     """Processes of torchrun have one thread, until torch is told otherwise."""
     torch = pytest.importorskip("torch")
-    cpu = importlib.import_module("rope_xp_backends.torch.cpu")
+    entry = importlib.import_module("rope_xp_backends.torch.entry")
     set_limits(openmp="1")
     monkeypatch.setattr(torch, "get_num_threads", lambda: number)
-    assert cpu.limit_threads() == number
+    assert entry.limit_threads() == number
