@@ -34,7 +34,15 @@ const int SIZES[] = {2, 2, 4, 8, 4, 8, 0};
 inline bool is_float(Dtype dtype) { return dtype <= FLOAT64; }
 bool is_empty(const Array& x);
 bool is_contiguous(const Array& x);
+void set_contiguous(Array& x, char* data);  // and its strides
 I count_elements(const Array& x);
+
+// Where an element lies, by its index in the first axes.
+inline const char* find_element(const Array& x, int ndim, I index) {
+  const char* p = x.data;
+  for (int i = ndim - 1; i >= 0; index /= x.shape[i--]) p += index % x.shape[i] * x.strides[i];
+  return p;
+}
 
 enum Library { OTHER, NUMPY, TORCH };
 

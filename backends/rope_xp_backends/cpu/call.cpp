@@ -439,9 +439,11 @@ PyObject* rotate(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (count != 7 || !PyTuple_Check(args[5]))
     return fail("rotate takes seven arguments, of which spec is a tuple"), nullptr;
   PyObject *axes, *eps;
+  Array x[2], y[2];
   Call call;
   Job& job = call.job;
   memset(&job, 0, sizeof job);
+  call.x = x, call.y = y;
   bool absent = false;
   int in, out, inverse, columns, rest, results;
   if (!PyArg_ParseTuple(args[5], "OLpppLLiOdp", &axes, &call.axes.heads, &in, &out, &inverse,

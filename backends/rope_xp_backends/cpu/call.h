@@ -11,8 +11,9 @@ struct Axes {
 struct Call {
   Job job;
   Axes axes;
-  Array x[2], y[2], weight[2], angle[2];  // a weight without axes is none
-  Array slots;                            // read if the job has slots
+  Array *x, *y;               // arrays and results
+  Array weight[2], angle[2];  // a weight without axes is none
+  Array slots;                // read if the job has slots
   int arrays, weights, angles;
   I table_heads;    // of cos and sin that differ by head; 1 for none
   I head_steps[2];  // of cos and of sin, from head to head
@@ -45,9 +46,9 @@ bool place_tables(Call& call, const Tables* tables, bool has_components);
 // Reads names of axes, or takes those that are usual if they are None. The last is head_dim.
 bool name_axes(PyObject* names, int ndim, Axes& axes);
 
-// Makes slots of a cache the result of the last array. Returns false, without an error, where they
-// do not fit.
-bool place_slots(Call& call, const Array& cache, PyObject* names);
+// Makes slots of a cache, its last result, that of the last array. Returns false, without an error,
+// where they do not fit.
+bool place_slots(Call& call, PyObject* names);
 
 // Whether no result overlaps anything else that is read or written. A result may be in place.
 bool are_results_apart(const Array* y, const Array* x, const bool* in_place, int arrays,

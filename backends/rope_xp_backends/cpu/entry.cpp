@@ -17,7 +17,6 @@ PyObject *handles_name, *name_name, *level_name, *version_name, *requires_grad_n
     *k_weight_name, *eps_name, *offset_name, *round_name;
 
 const I HUGE_BYTES = I(1) << 22;          // of results that torch would not map in huge pages
-const I MOST_COPIED = I(1) << 16;         // elements
 const Py_ssize_t MOST_NUMBERS = 1 << 20;  // of Python; numpy reads more in less memory
 const double MIN_EPS = 0x1p-126;
 
@@ -144,35 +143,7 @@ bool takes(Entry& e, PyObject* x) {
   return true;
 }
 
-bool make_contiguous(Array& x, char*& buffer) {
-  if (is_contiguous(x)) return true;
-  const int last = x.ndim - 1;
-  const I size = SIZES[x.dtype], length = x.shape[last], count = count_elements(x);
-  if (count > MOST_COPIED || !(buffer = (char*)malloc(count * size))) return false;
-  char* to = buffer;
-  for (I row = 0; row < count / length; row++) {
-    const char* from = x.data;
-    I rest = row;
-    for (int i = last - 1; i >= 0; rest /= x.shape[i--]) from += rest % x.shape[i] * x.strides[i];
-    for (I j = 0; j < length; j++, to += size) memcpy(to, from + j * x.strides[last], size);
-  }
-  x.data = buffer, x.extent = {0, count * size};
-  I step = size;
-  for (int i = last; i >= 0; step *= x.shape[i--]) x.strides[i] = step;
-  return true;
-}
-
 namespace {
-
-// Copies arrays whose components of heads do not lie side by side.
-bool copy_stepped(Entry& e) {
-  for (int i = 0; i < e.arrays; i++) {
-    Array& x = e.x[i];
-    const bool fits = x.strides[x.ndim - 1] == SIZES[x.dtype] || x.shape[x.ndim - 1] == 1;
-    if (!fits && !e.in_place[i] && !make_contiguous(x, e.buffers[3 + i])) return false;
-  }
-  return true;
-}
 
 // Reads q and k, and the results that are given, of which the last is a cache where there are
 // slots.
@@ -184,12 +155,15 @@ bool read_arrays(Entry& e, PyObject* q, PyObject* k, PyObject* names, PyObject*&
     if (find_library(e.objects[i]) != e.library || !read(e, e.objects[i], e.library, e.x[i]) ||
         !is_float(e.x[i].dtype) || is_empty(e.x[i]))
       return false;
-  Axes& axes = e.call[0].axes;
+  Call& call = e.call[0];
+  memset(&call.job, 0, sizeof(Job));
+  call.x = e.x, call.y = e.y, call.arrays = e.arrays;
+  Axes& axes = call.axes;
   if (!name_axes(names, e.x[0].ndim, axes)) return false;
   if (e.arrays > 1 && !is_pair(e.x[0], e.x[1], axes, own_tokens)) return false;
   e.outs[0] = e.outs[1] = nullptr, e.in_place[0] = e.in_place[1] = false;
   e.to_slots = slots != Py_None;
-  if (out == Py_None) return !e.to_slots && copy_stepped(e);
+  if (out == Py_None) return !e.to_slots;
   if (e.arrays > 1 && PyList_CheckExact(out)) {
     out = e.given.object = PySequence_Tuple(out);
     if (!out) return false;
@@ -216,23 +190,13 @@ bool read_arrays(Entry& e, PyObject* q, PyObject* k, PyObject* names, PyObject*&
       if (!version.object) return PyErr_Clear(), false;
     }
   }
-  return copy_stepped(e);
+  return true;
 }
 
 // --- positions -----------------------------------------------------------------------------------
 
 bool is_sequence(PyObject* x) {
   return PyList_CheckExact(x) || PyTuple_CheckExact(x) || Py_TYPE(x) == &PyRange_Type;
-}
-
-bool read_row(PyObject* items, I* to, Py_ssize_t count) {
-  for (Py_ssize_t i = 0; i < count; i++) {
-    PyObject* item = PyTuple_GetItem(items, i);
-    if (!item || !PyLong_CheckExact(item)) return PyErr_Clear(), false;
-    to[i] = PyLong_AsLongLong(item);
-    if (to[i] == -1 && PyErr_Occurred()) return PyErr_Clear(), false;
-  }
-  return true;
 }
 
 // Whole numbers of Python: an int, or a list, tuple or range of them, or of such rows.
@@ -247,22 +211,27 @@ bool read_numbers(Entry& e, PyObject* numbers, int place, Array& x) {
   if (!is_sequence(numbers) || PySequence_Size(numbers) > MOST_NUMBERS) return false;
   Ref items(PySequence_Tuple(numbers));
   if (!items.object) return PyErr_Clear(), false;
-  const Py_ssize_t rows = PyTuple_Size(items);
-  PyObject* first = rows ? PyTuple_GetItem(items, 0) : nullptr;
+  const Py_ssize_t length = PyTuple_Size(items);
+  PyObject* first = length ? PyTuple_GetItem(items, 0) : nullptr;
   const bool nested = first && is_sequence(first);
-  const Py_ssize_t count = nested ? PySequence_Size(first) : rows, n = nested ? rows * count : rows;
-  if (n > MOST_NUMBERS) return false;
-  const bool fits = n * sizeof(I) <= sizeof e.few[place];
-  if (!fits && !(e.buffers[place] = (char*)malloc(n * sizeof(I)))) return false;
+  const Py_ssize_t rows = nested ? length : 1, count = nested ? PySequence_Size(first) : length;
+  if (count > MOST_NUMBERS / rows) return false;
+  const bool fits = rows * count * sizeof(I) <= sizeof e.few[place];
+  if (!fits && !(e.buffers[place] = (char*)malloc(rows * count * sizeof(I)))) return false;
   I* to = fits ? e.few[place] : (I*)e.buffers[place];
-  x.data = (char*)to, x.shape[0] = n;
-  if (!nested) return read_row(items, to, n);
-  x.ndim = 2, x.shape[0] = rows, x.shape[1] = count, x.strides[0] = 8 * count, x.strides[1] = 8;
+  x.ndim = 1 + nested, x.shape[0] = rows, x.shape[nested] = count;
+  set_contiguous(x, (char*)to);
   for (Py_ssize_t i = 0; i < rows; i++) {
-    PyObject* row = PyTuple_GetItem(items, i);
-    if (!is_sequence(row) || PySequence_Size(row) != count) return false;
-    Ref inner(PySequence_Tuple(row));
-    if (!inner.object || !read_row(inner, to + i * count, count)) return PyErr_Clear(), false;
+    PyObject* row = nested ? PyTuple_GetItem(items, i) : numbers;
+    if (nested && (!is_sequence(row) || PySequence_Size(row) != count)) return false;
+    Ref inner(nested ? PySequence_Tuple(row) : Py_NewRef(items));
+    if (!inner.object) return PyErr_Clear(), false;
+    for (Py_ssize_t j = 0; j < count; j++, to++) {
+      PyObject* item = PyTuple_GetItem(inner, j);
+      if (!PyLong_CheckExact(item)) return false;
+      *to = PyLong_AsLongLong(item);
+      if (*to == -1 && PyErr_Occurred()) return PyErr_Clear(), false;
+    }
   }
   return true;
 }
@@ -270,28 +239,22 @@ bool read_numbers(Entry& e, PyObject* numbers, int place, Array& x) {
 // Splits floats into whole numbers and fractions in the dtype of angles, in memory of their own.
 // Without any fraction they count as whole numbers.
 bool split_fractions(Call& call, char*& buffer, bool wide) {
-  Array whole = call.angle[0], &part = call.angle[1];
-  const I n = count_elements(whole), size = wide ? 8 : 4;
+  const Array floats = call.angle[0];
+  Array &whole = call.angle[0], &part = call.angle[1];
+  const I n = count_elements(floats), size = wide ? 8 : 4;
   if (!(buffer = (char*)malloc(n * (sizeof(I) + size)))) return false;
-  Array& to = call.angle[0];
-  to.data = buffer, to.dtype = INT64;
-  part = to;
-  part.data = buffer + n * sizeof(I), part.dtype = wide ? FLOAT64 : FLOAT32;
-  I step = 1;
-  for (int i = to.ndim - 1; i >= 0; step *= to.shape[i--])
-    to.strides[i] = step * sizeof(I), part.strides[i] = step * size;
+  whole.dtype = INT64, set_contiguous(whole, buffer);
+  part = whole, part.dtype = wide ? FLOAT64 : FLOAT32;
+  set_contiguous(part, buffer + n * sizeof(I));
   bool any = false;
-  for (I index = 0; index < n; index++) {
-    const char* from = whole.data;
-    I rest = index;
-    for (int i = whole.ndim - 1; i >= 0; rest /= whole.shape[i--])
-      from += rest % whole.shape[i] * whole.strides[i];
-    const double value = whole.dtype == FLOAT64 ? *(const double*)from : *(const float*)from;
+  for (I i = 0; i < n; i++) {
+    const char* from = find_element(floats, floats.ndim, i);
+    const double value = floats.dtype == FLOAT64 ? *(const double*)from : *(const float*)from;
     const double below = floor(value);
     if (!(below > -(double)LIMIT && below < (double)LIMIT)) return false;
-    ((I*)to.data)[index] = (I)below;
-    if (wide) ((double*)part.data)[index] = value - below;
-    else ((float*)part.data)[index] = (float)(value - below);
+    ((I*)whole.data)[i] = (I)below;
+    if (wide) ((double*)part.data)[i] = value - below;
+    else ((float*)part.data)[i] = (float)(value - below);
     any |= value != below;
   }
   call.angles = any ? 2 : 1;
@@ -389,8 +352,7 @@ void set_layout(Job& job, bool in, bool out, int how) {
 bool may_repeat_columns(const Array& x) {
   const I columns = x.shape[x.ndim - 1], step = x.strides[x.ndim - 1], size = SIZES[x.dtype];
   if (columns % 2) return false;
-  const char* row = x.data;
-  for (int i = 0; i < x.ndim - 1; i++) row += (x.shape[i] - 1) * x.strides[i];
+  const char* row = find_element(x, x.ndim - 1, count_elements(x) / columns - 1);
   const char zeros[8] = {};
   const I others[] = {1, columns / 2};
   for (I other : others) {
@@ -458,12 +420,13 @@ PyObject* allocate(const Entry& e, int i) {
 }
 
 // Whether results can be written: they overlap nothing, and each has its own elements.
-bool can_write(const Entry& e, const Call& normed) {
+bool can_write(const Entry& e) {
   const Array* others[6];
   int count = 0;
   for (int i = 0; i < e.angles; i++) others[count++] = &e.angle[i];
-  for (int i = 0; i < normed.weights; i++)
-    if (normed.weight[i].ndim) others[count++] = &normed.weight[i];
+  for (int c = 0; c < e.calls; c++)
+    for (int i = 0; i < e.call[c].weights; i++)
+      if (e.call[c].weight[i].ndim) others[count++] = &e.call[c].weight[i];
   return are_results_apart(e.y, e.x, e.in_place, e.arrays, others, count);
 }
 
@@ -514,27 +477,14 @@ PyObject* run_calls(Entry& e, PyObject* out, PyObject* slots, PyObject* cache_ax
     if (!made[i].object) return nullptr;
     if (!read_fields(made[i], e.library, e.y[i])) return decline();
   }
-  const Call& first = e.call[0];
   Call& last = e.call[e.calls - 1];
   if (e.to_slots) {
     if (PyLong_CheckExact(slots) || !read_positions(e, slots, 2, last.slots)) return decline();
   } else if (cache_axes != Py_None) {
     Py_RETURN_NONE;
   }
-  if (out != Py_None && !can_write(e, first)) Py_RETURN_NONE;
-  for (int i = 0; i < e.calls; i++) {
-    Call& call = e.call[i];
-    call.arrays = e.arrays / e.calls;
-    for (int k = 0; k < call.arrays; k++) call.y[k] = e.y[i + k];
-    if (i > 0) {
-      call.job.normalized = first.job.normalized, call.job.eps = first.job.eps;
-      call.job.weight_offset = first.job.weight_offset;
-      call.job.normalizes_rest = first.job.normalizes_rest;
-      call.weights = first.weights > 0, call.weight[0] = first.weight[1];
-    }
-    if (e.calls > 1 && call.weights > 1) call.weights = 1;
-  }
-  if (e.to_slots && !place_slots(last, e.y[1], cache_axes)) return decline();
+  if (out != Py_None && !can_write(e)) Py_RETURN_NONE;
+  if (e.to_slots && !place_slots(last, cache_axes)) return decline();
   for (int i = 0; i < e.calls; i++) {
     Call& call = e.call[i];
     if (!place_operands(call) || !read_angles(call, columns)) return decline();
@@ -578,14 +528,15 @@ PyObject* rotate_by_rope(PyObject*, PyObject* const* args, Py_ssize_t count) {
   I rows = 1;
   for (int i = 0; i < e.call[0].axes.count; i++)
     rows *= e.x[0].shape[e.call[0].axes.batch_tokens[i]];
-  memset(&e.call[0].job, 0, sizeof(Job));
   if (!read_norm(e, args[7], e.call[0], weights)) return decline();
   if (!find_variant(rope, rows, v, owner)) return decline();
+  if (e.calls > 1) {
+    e.call[0].arrays = 1, e.call[0].weights = e.call[0].weights > 0;
+    e.call[1] = e.call[0];
+    e.call[1].x++, e.call[1].y++, e.call[1].weight[0] = e.call[0].weight[1];
+  }
   for (int i = 0; i < e.calls; i++) {
     Call& call = e.call[i];
-    if (i > 0) memset(&call.job, 0, sizeof(Job)), call.axes = e.call[0].axes;
-    call.x[0] = e.x[i];
-    if (e.calls < 2 && e.arrays > 1) call.x[1] = e.x[1];
     set_layout(call.job, v.interleaved_in, v.interleaved_out, e.how);
     call.job.lookup = true, call.job.before = v.offset, call.job.pairs = v.pairs;
     PyObject* given = i && apart ? k_positions : positions;
@@ -615,10 +566,8 @@ PyObject* rotate_by_tables(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (e.arrays > 1 && e.x[0].dtype != e.x[1].dtype) Py_RETURN_NONE;
   Call& call = e.call[0];
   Job& job = call.job;
-  memset(&job, 0, sizeof job);
   Ref weights[2];
   if (!read_norm(e, args[10], call, weights)) return decline();
-  for (int i = 0; i < e.arrays; i++) call.x[i] = e.x[i];
   const bool joined = args[7] == Py_None;
   for (int i = 0; i < 2 - joined; i++) {
     PyObject* table = args[6 + i];
@@ -665,6 +614,7 @@ namespace {
 // Sets up a call that rotates a row by the angles of positions, which are read already.
 bool place_turn(Call& call, char*& buffer, const Variant& v, int how) {
   const int columns = v.tables->components ? 0 : -1;
+  memset(&call.job, 0, sizeof(Job));
   set_layout(call.job, false, false, how);
   call.job.lookup = true, call.job.pairs = v.pairs, call.weights = 0, call.arrays = 1;
   if (!fit_positions(call, buffer, v) || !place_operands(call) || !read_angles(call, columns) ||
@@ -691,8 +641,7 @@ PyObject* look_up_angles(PyObject*, PyObject* const* args, Py_ssize_t count) {
   const bool inverse = args[4] == Py_True, differs = args[5] != Py_None;
   Array like;
   Call &call = e.call[0], &back = e.call[1];
-  Job& job = call.job;
-  Array &x = call.x[0], &positions = call.angle[0];
+  Array &x = e.x[0], &positions = call.angle[0];
   if (!takes(e, args[2]) || !read_fields(args[2], e.library, like)) return decline();
   I head_dim = like.ndim ? like.shape[like.ndim - 1] : 0;
   if (args[3] != Py_None) head_dim = PyLong_CheckExact(args[3]) ? PyLong_AsLongLong(args[3]) : 0;
@@ -714,7 +663,6 @@ PyObject* look_up_angles(PyObject*, PyObject* const* args, Py_ssize_t count) {
   // Pairs (1, -0), which rotate to cos and sin: a product with 1 is exact, and to add -0 changes no
   // bit. A sum of zeros is -0 only where both are, and there the cosine is positive.
   const I size = wide ? 8 : 4, r = 2 * v.pairs;
-  memset(&job, 0, sizeof job);
   x.ndim = 0, x.dtype = wide ? FLOAT64 : FLOAT32, call.axes.count = 0, call.axes.heads = -1;
   const int lead = v.tables->components > 0, rows = positions.ndim - lead;
   if (rows < 0 || rows > MAX_DIMS - 2 || is_empty(positions)) Py_RETURN_NONE;
@@ -731,14 +679,12 @@ PyObject* look_up_angles(PyObject*, PyObject* const* args, Py_ssize_t count) {
     else ((float*)x.data)[i] = (float)value;
   }
   x.extent = {0, r * size};
-  Ref y(allocate(e, x.shape, x.ndim, x.dtype, call.y[0]));
+  Ref y(allocate(e, x.shape, x.ndim, x.dtype, e.y[0]));
   if (!y.object) return decline();
-  if (!place_turn(call, e.buffers[0], v, 0)) return decline();
-  if (differs) {
-    memset(&back.job, 0, sizeof back.job);
-    back.axes = call.axes, back.x[0] = back.y[0] = call.y[0];
-    if (!place_turn(back, e.buffers[3], old, INVERSE)) return decline();
-  }
+  call.x = e.x, call.y = back.x = back.y = e.y, back.axes = call.axes;
+  if (!place_turn(call, e.buffers[0], v, 0) ||
+      (differs && !place_turn(back, e.buffers[3], old, INVERSE)))
+    return decline();
   for (int i = 0; i < 1 + differs; i++)
     if (!run(e.call[i], e.library)) return nullptr;
   return Py_NewRef(y.object);

@@ -7,7 +7,19 @@
 
 namespace {
 
-const float LARGEST = 0x1p20f;  // of frequencies
+const float LARGEST = 0x1p20f;     // of frequencies
+const I MOST_COPIED = I(1) << 16;  // elements
+
+// Copies an array that is not contiguous, if it is small: the slow path copies large ones in a
+// better order.
+bool make_contiguous(Array& x, char*& buffer) {
+  if (is_contiguous(x)) return true;
+  const I size = SIZES[x.dtype], count = count_elements(x);
+  if (count > MOST_COPIED || !(buffer = (char*)malloc(count * size))) return false;
+  for (I i = 0; i < count; i++) memcpy(buffer + i * size, find_element(x, x.ndim, i), size);
+  set_contiguous(x, buffer);
+  return true;
+}
 
 bool are_in_range(const Array& positions) {
   const I count = count_elements(positions), size = SIZES[positions.dtype];

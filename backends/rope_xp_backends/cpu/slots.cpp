@@ -11,10 +11,7 @@ bool fit(const Array& slots, I limit, bool of_sequences) {
   const I tokens = slots.shape[last], count = count_elements(slots);
   I seen[FEW];
   for (I row = 0; row < count; row += tokens) {
-    const char* p = slots.data;
-    I rest = row / tokens;
-    for (int i = last - 1; i >= 0; rest /= slots.shape[i--])
-      p += rest % slots.shape[i] * slots.strides[i];
+    const char* p = find_element(slots, last, row / tokens);
     bool fits = true;
     for (I i = 0; i < tokens; i++) {
       const I slot = read_integer(p + i * slots.strides[last], slots.dtype);
@@ -33,11 +30,12 @@ bool fit(const Array& slots, I limit, bool of_sequences) {
 
 }  // namespace
 
-bool place_slots(Call& call, const Array& cache, PyObject* names) {
+bool place_slots(Call& call, PyObject* names) {
   const int k = call.arrays - 1;
   const Array &x = call.x[k], &slots = call.slots;
   const Axes& axes = call.axes;
   Array& y = call.y[k];
+  const Array cache = y;
   Job& job = call.job;
   Axes where;
   const bool unnamed = names == Py_None;
