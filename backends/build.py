@@ -37,7 +37,6 @@ REASON = "_native_missing.txt"
 ZIG = [sys.executable, "-m", "ziglang", "c++"]
 OLDEST = {"g++": 12, "clang++": 15}
 """The compilers that are looked for, and the first version of each that compiles the sources."""
-MACOS = "11.0"
 PLAIN_UNITS = ("entry", "call", "slots", "exact", "arrays", "module")
 """Sources that are compiled once, for all instruction sets."""
 FLAGS = (
@@ -98,15 +97,11 @@ def compile_or_say(sources: Path, folder: Path) -> str:
 
 
 def find_obstacle() -> str:
-    """Return why nothing can be compiled here, or an empty string."""
-    include = sysconfig.get_path("include")
+    """Return why nothing is compiled here, or an empty string. Other reasons are compilers' own."""
     obstacles = {
         "ROPE_XP_BUILD=never": os.environ.get("ROPE_XP_BUILD") == "never",
         "Windows has no pthreads": sys.platform == "win32",
         "only CPython has the stable ABI": sys.implementation.name != "cpython",
-        "free-threaded Python lacks the stable ABI": sysconfig.get_config_var("Py_GIL_DISABLED"),
-        "32-bit Python": sys.maxsize < 2**32,
-        f"no Python.h in {include}": not Path(include, "Python.h").is_file(),
     }
     return next((why for why, holds in obstacles.items() if holds), "")
 
@@ -118,12 +113,7 @@ def find_target() -> Target:
             raise NotBuilt(f"ROPE_XP_BUILD_TARGET={name} is not known")
         machine, _, libc = name.partition("-")
         return Target(machine, f"{libc}_{machine}", ("-target", f"{machine}-linux-gnu.2.28"))
-    system = sysconfig.get_platform()
-    if sys.platform != "darwin":
-        return Target(system.rpartition("-")[2], re.sub(r"[-.]", "_", system))
-    machine = platform.machine()  # a Python for both processors is named universal2
-    tag = f"macosx_{MACOS.replace('.', '_')}_{machine}"
-    return Target(machine, tag, (f"-mmacosx-version-min={MACOS}",))
+    return Target(platform.machine(), re.sub(r"[-.]", "_", sysconfig.get_platform()))
 
 
 def choose_compiler() -> list[str]:
@@ -132,25 +122,15 @@ def choose_compiler() -> list[str]:
         return ZIG
     if command := shlex.split(os.environ.get("CXX", "")):
         return command
-    return next(([name] for name in OLDEST if shutil.which(name) and is_new_enough([name])), ZIG)
+    return next(([name] for name in OLDEST if read_version(name) >= OLDEST[name]), ZIG)
 
 
-def is_new_enough(compiler: list[str]) -> bool:
-    """Tell whether it runs, and compiles what the sources use."""
+def read_version(compiler: str) -> int:
+    """Return the first number of its version, 0 if it does not run."""
     try:
-        kind, version = identify(compiler)
-    except NotBuilt:  # such as Apple's stand-in, where no compiler is installed
-        return False
-    return version >= OLDEST[kind]
-
-
-def identify(compiler: list[str]) -> tuple[str, int]:
-    """Return whether it is g++ or clang++, whatever its name is, and its version."""
-    text = run([*compiler, "--version"])
-    if match := re.search(r"clang version (\d+)", text):
-        return "clang++", int(match[1])
-    match = re.search(r"\) (\d+)\.", text)  # what packaged it stands in parentheses
-    return "g++", int(match[1]) if match else 0
+        return int(run([compiler, "-dumpversion"]).partition(".")[0])
+    except NotBuilt:
+        return 0
 
 
 def compile_module(sources: Path, module: Path, target: Target) -> None:
@@ -161,9 +141,8 @@ def compile_module(sources: Path, module: Path, target: Target) -> None:
     if compiler == ZIG and importlib.util.find_spec("ziglang") is None:
         oldest = " or ".join(f"{name} {version}" for name, version in OLDEST.items())
         raise NotBuilt(f"no C++ compiler: neither {oldest} or later, nor the package ziglang")
-    kind, _ = identify(compiler)
     common = [*compiler, *target.flags, *FLAGS, "-I", sysconfig.get_path("include"), "-c"]
-    linking = [*compiler, *target.flags, "-shared", "-pthread", *list_link_flags(kind, target)]
+    linking = [*compiler, *target.flags, "-shared", "-pthread", *list_link_flags(compiler, target)]
     with TemporaryDirectory(prefix="rope_xp-") as work:
         objects, commands = [], []
         for number, unit in enumerate(list_units(target.machine, compiler)):
@@ -173,8 +152,6 @@ def compile_module(sources: Path, module: Path, target: Target) -> None:
             list(pool.map(partial(run, folder=sources, caches=work), commands))
         linked = Path(work, MODULE)
         run([*linking, *objects, "-o", str(linked)], sources, work)
-        if b"libstdc++" in linked.read_bytes():
-            raise NotBuilt("the sources need libstdc++")
         new = module.with_suffix(".new")
         shutil.copy(linked, new)
         new.replace(module)
@@ -185,7 +162,7 @@ def list_units(machine: str, compiler: list[str]) -> Iterator[list[str]]:
 
     No path is among them, so that the folder changes no byte.
     """
-    zig = any(Path(part).name.startswith("zig") for part in compiler)
+    zig = is_zig(compiler)  # which spells names of processors in its own way
     if machine in ("x86_64", "amd64"):
         dash = "_" if zig else "-"
         for n in (2, 3, 4):
@@ -199,11 +176,16 @@ def list_units(machine: str, compiler: list[str]) -> Iterator[list[str]]:
         yield [f"{name}.cpp", *baseline]
 
 
-def list_link_flags(kind: str, target: Target) -> list[str]:
+def is_zig(compiler: list[str]) -> bool:
+    """Return whether a command is zig's, by whatever path it is called."""
+    return any(Path(part).name.startswith("zig") for part in compiler)
+
+
+def list_link_flags(compiler: list[str], target: Target) -> list[str]:
     """List what leaves out the C++ library, and what would differ from build to build."""
-    without = "-nostdlib++" if kind == "clang++" else "-Wl,--as-needed"  # g++ 12 lacks the option
     if target.tag.startswith("macosx"):
-        return [without, "-undefined", "dynamic_lookup"]
+        return ["-undefined", "dynamic_lookup"]
+    without = "-nostdlib++" if is_zig(compiler) else "-Wl,--as-needed"  # g++ 12 lacks the option
     return [without, "-Wl,--build-id=none", "-s"]
 
 

@@ -11,8 +11,6 @@ spec = importlib.util.spec_from_file_location("build_kernels", ROOT / "backends"
 build = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(build)
 
-GCC = "g++ (Debian {0}.2.0-14+deb12u1) {0}.2.0"
-CLANG = "Ubuntu clang version {0}.0.7"
 SOURCES = {
     "rotate.cpp": "namespace { volatile int level = LEVEL; }\n",
     **{f"{name}.cpp": "namespace { volatile int unit; }\n" for name in build.PLAIN_UNITS},
@@ -43,16 +41,15 @@ def write(folder: Path, sources: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("compilers", "expected"),
     [
-        ({"g++": GCC.format(12), "clang++": CLANG.format(19)}, ["g++"]),
-        ({"g++": GCC.format(11), "clang++": CLANG.format(15)}, ["clang++"]),
-        ({"g++": "Apple clang version 17.0.0 (clang-1700.1.2.3)"}, ["g++"]),
-        ({"g++": "Apple clang version 14.0.0", "clang++": CLANG.format(14)}, build.ZIG),
-        ({}, build.ZIG),
+        ({"g++": "echo 12", "clang++": "echo 19.1.7"}, ["g++"]),
+        ({"g++": "echo 11", "clang++": "echo 15.0.7"}, ["clang++"]),
+        ({"g++": "echo 11", "clang++": "echo 14.0.6"}, build.ZIG),
+        ({"clang++": "exit 1"}, build.ZIG),  # Apple's, where no compiler is installed
     ],
 )
 def test_the_first_compiler_that_is_new_enough_is_taken(tmp_path, monkeypatch, compilers, expected):
     monkeypatch.setenv("PATH", str(tmp_path))
-    write(tmp_path, {name: f"#!/bin/sh\necho '{said}'\n" for name, said in compilers.items()})
+    write(tmp_path, {name: f"#!/bin/sh\n{command}\n" for name, command in compilers.items()})
     for name in compilers:
         (tmp_path / name).chmod(0o755)
     assert build.choose_compiler() == expected
@@ -72,12 +69,9 @@ def test_cxx_wins_and_targets_of_releases_need_zig(monkeypatch):
 
 
 def test_a_wheel_is_named_for_the_machine(monkeypatch):
-    monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(build.sysconfig, "get_platform", lambda: "linux-x86_64")
-    assert build.find_target() == ("x86_64", "linux_x86_64", ())
-    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(build.sysconfig, "get_platform", lambda: "macosx-11.0-arm64")
     monkeypatch.setattr(build.platform, "machine", lambda: "arm64")
-    assert build.find_target()[:2] == ("arm64", "macosx_11_0_arm64")
+    assert build.find_target() == ("arm64", "macosx_11_0_arm64", ())
 
 
 @pytest.mark.parametrize(
