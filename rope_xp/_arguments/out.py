@@ -6,7 +6,7 @@ from typing import Any
 from rope_xp._arguments import checks
 from rope_xp._arguments.norm import NAMES
 from rope_xp._core.errors import RopeError
-from rope_xp._core.memory import MemorySpan, get_span, have_overlap, overlaps_itself
+from rope_xp._core.memory import Memory, have_overlap, overlaps_itself
 from rope_xp._core.typing import Array
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
@@ -46,16 +46,16 @@ def check_out(
             raise RopeError(f"{label}, with {name}: {reason}")
     outputs = [_check_writeable(backend, *pair) for pair in zip(labels, out, strict=True)]
     named = [*zip(names, arrays, strict=True), *inputs, *zip(NAMES, weights, strict=False)]
-    spans = [(name, get_span(backend.memory(x))) for name, x in named if x is not None]
-    _refuse_overlaps(names, labels, outputs, spans, advise_in_place=advise_in_place)
+    memories = [(name, backend.memory(x)) for name, x in named if x is not None]
+    _refuse_overlaps(names, labels, outputs, memories, advise_in_place=advise_in_place)
     return tuple(out)
 
 
 def _refuse_overlaps(
     names: tuple[str, ...],
     labels: tuple[str, ...],
-    outputs: list[MemorySpan | None],
-    spans: list[tuple[str, MemorySpan | None]],
+    outputs: list[Memory | None],
+    memories: list[tuple[str, Memory | None]],
     *,
     advise_in_place: bool,
 ) -> None:
@@ -63,8 +63,8 @@ def _refuse_overlaps(
     if have_overlap(first, second):
         raise RopeError("out[0] and out[1] overlap; each result needs its own memory")
     for own, label, output in zip(names, labels, outputs, strict=True):
-        for name, x in spans:
-            is_same = own == name and output and x and output.memory[:4] == x.memory[:4]
+        for name, x in memories:
+            is_same = own == name and output and x and output[:4] == x[:4]
             if not is_same and have_overlap(output, x):
                 in_place = f" but is not {own} itself; pass {own} to rotate in place, or"
                 advice = in_place if name in names and advise_in_place else "; pass"
@@ -84,8 +84,8 @@ def _check_like(backend: Backend, label: str, out: Any, name: str, x: Array) -> 
         raise RopeError(f"{label} is {shown[0]}; the result for {name} is {shown[1]}")
 
 
-def _check_writeable(backend: Backend, label: str, target: Array) -> MemorySpan | None:
-    """Return the span of a result in memory, if it is known."""
+def _check_writeable(backend: Backend, label: str, target: Array) -> Memory | None:
+    """Return the memory of a result, if it is known."""
     memory = backend.memory(target)
     if memory is None:
         return None
@@ -93,4 +93,4 @@ def _check_writeable(backend: Backend, label: str, target: Array) -> MemorySpan 
         raise RopeError(f"{label} is read-only; pass a writeable array")
     if overlaps_itself(memory):
         raise RopeError(f"{label} is a view whose elements share memory; pass a new array")
-    return get_span(memory)
+    return memory

@@ -23,19 +23,24 @@ class Memory(NamedTuple):
     itemsize: int
     writeable: bool
 
+    def measure(self) -> tuple[int, int]:
+        """Return the address of the first byte, and the one behind the last."""
+        start = end = self.pointer
+        if 0 in self.shape:
+            return start, end
+        for step, n in zip(self.strides, self.shape, strict=True):
+            if step < 0:
+                start += step * (n - 1)
+            else:
+                end += step * (n - 1)
+        return start, end + self.itemsize
+
 
 def overlaps_itself(memory: Memory) -> bool:
     """Return whether elements may overlap, as no order of the axes nests their strides."""
     if 0 in memory.shape:
         return False
-    axes, reach = [*zip(memory.strides, memory.shape, strict=True)], memory.itemsize
-    for step, n in reversed(axes):
-        if step != reach:
-            break
-        reach *= n
-    else:
-        return False  # contiguous, nearly always
-    reach = memory.itemsize
+    axes, reach = zip(memory.strides, memory.shape, strict=True), memory.itemsize
     for step, n in sorted([(abs(step), n) for step, n in axes if n > 1]):
         if step < reach:
             return True
@@ -43,38 +48,19 @@ def overlaps_itself(memory: Memory) -> bool:
     return False
 
 
-class MemorySpan(NamedTuple):
-    """Memory, the address of its first byte, and the address behind its last."""
-
-    memory: Memory
-    start: int
-    end: int
-
-
-def get_span(memory: Memory | None) -> MemorySpan | None:
-    if memory is None:
-        return None
-    start = end = memory.pointer
-    if 0 in memory.shape:
-        return MemorySpan(memory, start, end)
-    for step, n in zip(memory.strides, memory.shape, strict=True):
-        if step < 0:
-            start += step * (n - 1)
-        else:
-            end += step * (n - 1)
-    return MemorySpan(memory, start, end + memory.itemsize)
-
-
 MAX_WORK = 1 << 20
 """How many places numpy searches for a common element, in milliseconds. The search has no bound
 otherwise, as it solves an equation in integers."""
 
 
-def have_overlap(a: MemorySpan | None, b: MemorySpan | None) -> bool:
+def have_overlap(a: Memory | None, b: Memory | None) -> bool:
     """Return whether two arrays are known to have an element in common, or are too hard to tell."""
-    if a is None or b is None or a.end <= b.start or b.end <= a.start:
+    if a is None or b is None:
+        return False
+    (start, end), (other_start, other_end) = a.measure(), b.measure()
+    if end <= other_start or other_end <= start:
         return False  # nearly always; numpy takes 10 us
-    first, second = (_as_array_interface(x.memory) for x in (a, b))
+    first, second = map(_as_array_interface, (a, b))
     try:
         return np.shares_memory(first, second, max_work=MAX_WORK)  # type: ignore[arg-type]  # any bound
     except np.exceptions.TooHardError:

@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 from rope_xp._core.call import Call
 from rope_xp._core.forks import IMPORT_LOCK
-from rope_xp._core.memory import get_span, have_overlap
+from rope_xp._core.memory import have_overlap
 from rope_xp._core.path import PathUnavailable
 from rope_xp._core.signals import defer_interrupts
 
@@ -120,7 +120,7 @@ def decline_slots(call: Call) -> str | None:
         return "its kernel writes k to slots where q has the same dtype"
     if len(call.spec.axes.batch) > 1:
         return "its kernel writes to slots by one batch axis"
-    cache, key = (get_span(call.backend.memory(x)) for x in (call.slots.cache, k))
-    if cache is not None and cache.memory.strides[-1] != cache.memory.itemsize:
+    cache, key = (call.backend.memory(x) for x in (call.slots.cache, k))
+    if cache is not None and cache.strides[-1] != cache.itemsize:
         return "the last axis of the cache is not contiguous"
     return "k lies in the memory of the cache" if have_overlap(cache, key) else None

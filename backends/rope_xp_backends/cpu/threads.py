@@ -7,8 +7,8 @@ from pathlib import Path
 
 from rope_xp._core.errors import RopeError
 
-CGROUP = Path("/sys/fs/cgroup")
-"""Where Linux mounts the limits of a container."""
+QUOTA = Path("/sys/fs/cgroup/cpu.max")
+"""Where Linux has the share of a container in the time of its cores."""
 
 
 def limit(*, openmp: bool = True) -> int:
@@ -36,12 +36,7 @@ def limit(*, openmp: bool = True) -> int:
 
 def read_quota() -> int | None:
     """Return how many cores the quota of a Linux container is worth, None without one."""
-    with suppress(OSError, ValueError):
-        quota, period = (CGROUP / "cpu.max").read_text().split()
-        return None if quota == "max" else ceil(int(quota) / int(period))
-    with suppress(OSError, ValueError):  # version 1 of cgroups
-        quota, period = (
-            (CGROUP / "cpu" / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period")
-        )
-        return ceil(int(quota) / int(period)) if int(quota) > 0 else None
+    with suppress(OSError, ValueError):  # "max" is no number
+        quota, period = map(int, QUOTA.read_text().split())
+        return ceil(quota / period)
     return None
