@@ -235,18 +235,6 @@ bool place_tables(Call& call, const Tables* t, bool has_components) {
   return !t->component || split_segments(job, t->component);
 }
 
-bool are_results_apart(const Array* y, const Array* x, const bool* in_place, int arrays,
-                       const Array* const others[], int count) {
-  if (arrays > 1 && !are_disjoint(y[1], y[0])) return false;
-  for (int k = 0; k < arrays; k++) {
-    for (int j = 0; j < arrays; j++)
-      if (!(j == k && in_place[k]) && !are_disjoint(y[k], x[j])) return false;
-    for (int j = 0; j < count; j++)
-      if (!are_disjoint(y[k], *others[j])) return false;
-  }
-  return true;
-}
-
 // --- from arrays to a job ------------------------------------------------------------------------
 
 // Adds the axes of batch and tokens to a job, collapsed into as few as the strides of all arrays

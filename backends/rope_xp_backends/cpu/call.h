@@ -44,15 +44,11 @@ bool read_angles(Call& call, int columns);
 bool place_tables(Call& call, const Tables* tables, bool has_components);
 
 // Reads names of axes, or takes those that are usual if they are None. The last is head_dim.
-bool name_axes(PyObject* names, int ndim, Axes& axes);
+bool name_axes(PyObject* given, int ndim, Axes& axes);
 
 // Makes slots of a cache, its last result, that of the last array. Returns false, without an error,
 // where they do not fit.
 bool place_slots(Call& call, PyObject* names);
-
-// Whether no result overlaps anything else that is read or written. A result may be in place.
-bool are_results_apart(const Array* y, const Array* x, const bool* in_place, int arrays,
-                       const Array* const others[], int count);
 
 void collapse(Call& call);              // the axes of a checked call
 bool exceeds_limit(const Call& call);   // whether any position is out of range

@@ -12,9 +12,27 @@ namespace {
 // What a call asks for, as rope_xp/_dispatch/how.py has it.
 enum { ONE = 1, INVERSE = 2, TRANSPOSED = 4, RECORDED = 8, GIVEN_COLUMNS = 16, CHECK_COLUMNS = 32 };
 
-PyObject *norm_type, *choice, *path_name, *find_tables;
-PyObject *handles_name, *name_name, *level_name, *version_name, *requires_grad_name, *q_weight_name,
-    *k_weight_name, *eps_name, *offset_name, *round_name;
+PyObject *norm_type, *choice, *find_tables;
+
+// Names of attributes, and of the path.
+enum {
+  HANDLES,
+  PATH_NAME,
+  LEVEL_NAME,
+  VERSION,
+  REQUIRES_GRAD,
+  Q_WEIGHT,
+  K_WEIGHT,
+  EPS,
+  OFFSET,
+  ROUND_BETWEEN,
+  NATIVE,
+  NAMES
+};
+const char* const NAME_TEXTS[] = {"_handles",      "name",          "_current_level", "_version",
+                                  "requires_grad", "q_weight",      "k_weight",       "eps",
+                                  "offset",        "round_between", "native"};
+PyObject* names[NAMES];
 
 const I HUGE_BYTES = I(1) << 22;          // of results that torch would not map in huge pages
 const Py_ssize_t MOST_NUMBERS = 1 << 20;  // of Python; numpy reads more in less memory
@@ -43,7 +61,7 @@ bool asks_true(PyObject* x, int function) {
 // Whether a mode, transform, tracer or profiler sees operations on tensors.
 bool is_observed() {
   if (is_true(ask(TORCH, FUNCTION_MODES), true)) return is_true(ask(TORCH, IS_OBSERVED), true);
-  Ref level(PyObject_GetAttr(functions[TORCH][FORWARD_MODE], level_name));
+  Ref level(PyObject_GetAttr(functions[TORCH][FORWARD_MODE], names[LEVEL_NAME]));
   const long number = level.object ? PyLong_AsLong(level) : 0;
   if (PyErr_Occurred()) PyErr_Clear();
   return number >= 0 || is_true(ask(TORCH, IS_TRACING), true) ||
@@ -85,19 +103,19 @@ bool read(const Entry& e, PyObject* object, Library library, Array& x) {
     return false;
   if (library == NUMPY) return true;
   if (asks_true(object, IS_NEGATED)) return false;
-  return !e.records || !is_true(PyObject_GetAttr(object, requires_grad_name), true);
+  return !e.records || !is_true(PyObject_GetAttr(object, names[REQUIRES_GRAD]), true);
 }
 
-bool name_axes(PyObject* names, int ndim, Axes& axes) {
+bool name_axes(PyObject* given, int ndim, Axes& axes) {
   axes.count = 0, axes.heads = -1;
   if (ndim < 2 || ndim > 12) return false;
-  if (names == Py_None) {
+  if (given == Py_None) {
     for (int i = 0; i < ndim - 1 - (ndim > 2); i++) axes.batch_tokens[axes.count++] = i;
     if (ndim > 2) axes.heads = ndim - 2;
     return true;
   }
   Py_ssize_t size;
-  const char* letters = PyUnicode_Check(names) ? PyUnicode_AsUTF8AndSize(names, &size) : nullptr;
+  const char* letters = PyUnicode_Check(given) ? PyUnicode_AsUTF8AndSize(given, &size) : nullptr;
   if (!letters || size != ndim || letters[ndim - 1] != 'd') return false;
   uint32_t found = 0;
   int tokens = -1;
@@ -132,8 +150,9 @@ bool takes(Entry& e, PyObject* x) {
   e.records = e.to_slots = false;
   if (e.library == OTHER || !functions[e.library][EMPTY_LIKE]) return false;
   if (choice) {
-    Ref name(PyObject_GetAttr(choice, name_name));
-    if (!name.object || (name != Py_None && PyObject_RichCompareBool(name, path_name, Py_EQ) != 1))
+    Ref name(PyObject_GetAttr(choice, names[PATH_NAME]));
+    if (!name.object ||
+        (name != Py_None && PyObject_RichCompareBool(name, names[NATIVE], Py_EQ) != 1))
       return false;
   }
   if (e.library == TORCH) {
@@ -147,7 +166,7 @@ namespace {
 
 // Reads q and k, and the results that are given, of which the last is a cache where there are
 // slots.
-bool read_arrays(Entry& e, PyObject* q, PyObject* k, PyObject* names, PyObject*& out,
+bool read_arrays(Entry& e, PyObject* q, PyObject* k, PyObject* axis_names, PyObject*& out,
                  PyObject* slots, bool own_tokens) {
   if (!takes(e, q)) return false;
   e.objects[0] = q, e.objects[1] = k;
@@ -159,7 +178,7 @@ bool read_arrays(Entry& e, PyObject* q, PyObject* k, PyObject* names, PyObject*&
   memset(&call.job, 0, sizeof(Job));
   call.x = e.x, call.y = e.y, call.arrays = e.arrays;
   Axes& axes = call.axes;
-  if (!name_axes(names, e.x[0].ndim, axes)) return false;
+  if (!name_axes(axis_names, e.x[0].ndim, axes)) return false;
   if (e.arrays > 1 && !is_pair(e.x[0], e.x[1], axes, own_tokens)) return false;
   e.outs[0] = e.outs[1] = nullptr, e.in_place[0] = e.in_place[1] = false;
   e.to_slots = slots != Py_None;
@@ -186,7 +205,7 @@ bool read_arrays(Entry& e, PyObject* q, PyObject* k, PyObject* names, PyObject*&
         (to.ndim != from.ndim || memcmp(to.shape, from.shape, to.ndim * sizeof(I)) != 0))
       return false;
     if (tracked) {
-      Ref version(PyObject_GetAttr(y, version_name));
+      Ref version(PyObject_GetAttr(y, names[VERSION]));
       if (!version.object) return PyErr_Clear(), false;
     }
   }
@@ -295,7 +314,7 @@ bool fit_positions(Call& call, char*& buffer, const Variant& v) {
 // ones do until many rows were computed from them. Returns false, perhaps with an error, where
 // there are none.
 bool find_variant(PyObject* rope, I rows, Variant& wanted, Ref& owner) {
-  Ref held(PyObject_GetAttr(rope, handles_name));
+  Ref held(PyObject_GetAttr(rope, names[HANDLES]));
   Handles* handles = nullptr;
   if (held.object) handles = (Handles*)PyCapsule_GetPointer(held, HANDLES_NAME);
   if (!handles) PyErr_Clear();
@@ -338,7 +357,7 @@ bool find_variant(PyObject* rope, I rows, Variant& wanted, Ref& owner) {
   added->variants[added->count++] = wanted;
   for (int i = 0; i < added->count; i++) added->variants[i].tables->keepers++;
   Ref replaced(PyCapsule_New(added, HANDLES_NAME, free_handles));
-  if (!replaced.object || PyObject_GenericSetAttr(rope, handles_name, replaced)) return false;
+  if (!replaced.object || PyObject_GenericSetAttr(rope, names[HANDLES], replaced)) return false;
   return true;
 }
 
@@ -378,10 +397,10 @@ bool read_norm(Entry& e, PyObject* norm, Call& call, Ref weights[2]) {
     weights[0].object = Py_NewRef(PyTuple_GetItem(norm, 0));
     if (!read_float(PyTuple_GetItem(norm, 1), job.eps)) return false;
   } else if ((PyObject*)Py_TYPE(norm) == norm_type) {
-    Ref eps(PyObject_GetAttr(norm, eps_name)), offset(PyObject_GetAttr(norm, offset_name));
-    Ref between(PyObject_GetAttr(norm, round_name));
-    weights[0].object = PyObject_GetAttr(norm, q_weight_name);
-    if (e.arrays > 1) weights[1].object = PyObject_GetAttr(norm, k_weight_name);
+    Ref eps(PyObject_GetAttr(norm, names[EPS])), offset(PyObject_GetAttr(norm, names[OFFSET]));
+    Ref between(PyObject_GetAttr(norm, names[ROUND_BETWEEN]));
+    weights[0].object = PyObject_GetAttr(norm, names[Q_WEIGHT]);
+    if (e.arrays > 1) weights[1].object = PyObject_GetAttr(norm, names[K_WEIGHT]);
     if (!eps.object || !offset.object || !weights[0].object || PyErr_Occurred()) return false;
     if (between != Py_False || !read_float(eps, job.eps) || !read_float(offset, job.weight_offset))
       return false;
@@ -419,7 +438,7 @@ PyObject* allocate(const Entry& e, int i) {
   return PyObject_CallFunctionObjArgs(function, e.objects[i], nullptr);
 }
 
-// Whether results can be written: they overlap nothing, and each has its own elements.
+// Whether no result overlaps anything else that is read or written. It may be in place.
 bool can_write(const Entry& e) {
   const Array* others[6];
   int count = 0;
@@ -427,7 +446,14 @@ bool can_write(const Entry& e) {
   for (int c = 0; c < e.calls; c++)
     for (int i = 0; i < e.call[c].weights; i++)
       if (e.call[c].weight[i].ndim) others[count++] = &e.call[c].weight[i];
-  return are_results_apart(e.y, e.x, e.in_place, e.arrays, others, count);
+  if (e.arrays > 1 && !are_disjoint(e.y[1], e.y[0])) return false;
+  for (int k = 0; k < e.arrays; k++) {
+    for (int j = 0; j < e.arrays; j++)
+      if (!(j == k && e.in_place[k]) && !are_disjoint(e.y[k], e.x[j])) return false;
+    for (int j = 0; j < count; j++)
+      if (!are_disjoint(e.y[k], *others[j])) return false;
+  }
+  return true;
 }
 
 // Tells autograd of results that were written.
@@ -693,22 +719,8 @@ PyObject* look_up_angles(PyObject*, PyObject* const* args, Py_ssize_t count) {
 // --- set up --------------------------------------------------------------------------------------
 
 bool intern_names() {
-  struct {
-    PyObject** to;
-    const char* name;
-  } names[] = {{&handles_name, "_handles"},
-               {&name_name, "name"},
-               {&level_name, "_current_level"},
-               {&version_name, "_version"},
-               {&requires_grad_name, "requires_grad"},
-               {&q_weight_name, "q_weight"},
-               {&k_weight_name, "k_weight"},
-               {&eps_name, "eps"},
-               {&offset_name, "offset"},
-               {&round_name, "round_between"},
-               {&path_name, "native"}};
-  for (auto& n : names)
-    if (!*n.to && !(*n.to = PyUnicode_InternFromString(n.name))) return false;
+  for (int i = 0; i < NAMES; i++)
+    if (!names[i] && !(names[i] = PyUnicode_InternFromString(NAME_TEXTS[i]))) return false;
   return true;
 }
 

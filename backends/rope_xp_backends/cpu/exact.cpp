@@ -7,7 +7,7 @@
 
 namespace {
 
-const float LARGEST = 0x1p20f;     // of frequencies
+const double LARGEST = 0x1p20;     // of frequencies
 const I MOST_COPIED = I(1) << 16;  // elements
 
 // Copies an array that is not contiguous, if it is small: the slow path copies large ones in a
@@ -21,22 +21,13 @@ bool make_contiguous(Array& x, char*& buffer) {
   return true;
 }
 
-bool are_in_range(const Array& positions) {
-  const I count = count_elements(positions), size = SIZES[positions.dtype];
+// Whether the moduli of contiguous numbers are below a limit.
+bool are_below(const Array& x, double limit) {
   bool fit = true;
-  for (I i = 0; i < count; i++) {
-    const char* p = positions.data + i * size;
-    const double x =
-        positions.dtype == FLOAT32 ? *(const float*)p : (double)read_integer(p, positions.dtype);
-    fit &= fabs(x) < (double)LIMIT;
+  for (I i = 0; i < count_elements(x); i++) {
+    const char* p = x.data + i * SIZES[x.dtype];
+    fit &= fabs(x.dtype == FLOAT32 ? *(const float*)p : (double)read_integer(p, x.dtype)) < limit;
   }
-  return fit;
-}
-
-bool are_below(const Array& frequencies) {
-  bool fit = true;
-  for (I i = 0; i < count_elements(frequencies); i++)
-    fit &= fabsf(((const float*)frequencies.data)[i]) < LARGEST;
   return fit;
 }
 
@@ -74,8 +65,9 @@ PyObject* multiply_angles(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (f.dtype != FLOAT32 || f.ndim < 1 || f.ndim > 3 || is_empty(f)) Py_RETURN_NONE;
   if (!read_positions(e, args[0], 0, p) || !name_axes(args[3], like.ndim, axes)) return decline();
   if (p.dtype != FLOAT32 && p.dtype != INT32 && p.dtype != INT64) Py_RETURN_NONE;
-  if (!make_contiguous(p, e.buffers[1]) || !make_contiguous(f, e.buffers[2]) || !are_below(f) ||
-      !are_in_range(p) || !place_rows(p, f, like, axes, table))
+  if (!make_contiguous(p, e.buffers[1]) || !make_contiguous(f, e.buffers[2]) ||
+      !are_below(f, LARGEST) || !are_below(p, (double)LIMIT) ||
+      !place_rows(p, f, like, axes, table))
     Py_RETURN_NONE;
   const I components = f.ndim == 3 ? f.shape[0] : 1, width = f.shape[f.ndim - 1];
   const I n = count_elements(f) / components;
