@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from support.fuzz import bounds, cases
 from support.fuzz.libraries import fuzzed
 from support.fuzz.memory import lay
-from support.fuzz.oracle import WIDE
 
 import rope_xp
 from rope_xp import RoPE
@@ -83,7 +82,9 @@ def test_rotations_by_given_tables_are_within_the_bounds(library, data):
     table_views = cases.views(len(table_shape), floats, library.any_memory or not own)
     tables = [lay(table_shape, draw(table_views))[1] for _ in "cs"]
     # As they are used: in float32, in float64 where x is.
-    used = [t.astype(np.float64 if x.itemsize == 8 else np.float32).astype(WIDE) for t in tables]
+    used = [
+        t.astype(np.float64 if x.itemsize == 8 else np.float32).astype(bounds.WIDE) for t in tables
+    ]
     expected = bounds.rotate(x, shape, *used, 0, options["layout"], offset, options["inverse"])
     given_tables = [library.make(t) if own else t for t in tables]
 

@@ -1,8 +1,13 @@
-"""What a release says of itself agrees with what it is."""
+"""What a release says of itself agrees with what it is, and workflows test what it says.
 
+zizmor checks what workflows pin and what they may do, in .ci/release.
+"""
+
+import os
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -65,3 +70,58 @@ def test_pins_of_releases_are_those_of_tests():
     assert {name: releases[name] for name in shared} == {name: tests[name] for name in shared}
     # torch for GPUs pins its own versions of these, and could not be installed beside others.
     assert not [name for name in tests if name.startswith("nvidia-")]
+
+
+# --- workflows -----------------------------------------------------------------------------------
+
+WORKFLOWS = [*(ROOT / ".github" / "workflows").glob("*.yml")]
+
+
+def read(name: str) -> dict[str, Any]:
+    file = ROOT / ".github" / "workflows" / f"{name}.yml"
+    # YAML 1.1, which PyYAML reads, takes the key on for true.
+    return {str(k): v for k, v in yaml.safe_load(file.read_text()).items()}
+
+
+def list_commands(job: dict[str, Any]) -> list[str]:
+    return [line for step in job.get("steps", []) for line in step.get("run", "").splitlines()]
+
+
+def test_workflows_call_scripts_that_can_run():
+    jobs = [job for file in WORKFLOWS for job in read(file.stem)["jobs"].values()]
+    names = [line.split()[0] for job in jobs for line in list_commands(job)]
+    scripts = [ROOT / name for name in names if "/" in name]
+    assert scripts
+    assert all(os.access(script, os.X_OK) for script in scripts)
+
+
+def test_gate_runs_for_changes_and_before_a_release_is_published():
+    gate, release = read("gate"), read("release")
+    assert list_commands(gate["jobs"]["gate"]) == [".ci/run"]
+    assert {"push", "pull_request", "workflow_call"} <= set(gate["True"])
+    assert release["True"] == {"push": {"tags": ["v*"]}}
+    assert set(release["jobs"]["attest"]["needs"]) == {"gate", "build"}
+    assert release["jobs"]["publish"]["needs"] == "attest"
+
+
+def test_each_python_of_the_classifiers_is_tested():
+    named = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["classifiers"]))
+    core = read("gate")["jobs"]["core"]
+    assert core["strategy"]["matrix"]["python"] == named
+    assert PROJECT["requires-python"] == f">={named[0]}"
+    assert ".ci/core python3 known" in list_commands(core)
+
+
+# --- sources -------------------------------------------------------------------------------------
+
+FOLDERS = "rope_xp", "backends", "tests", "asv_benchmarks", "docs"
+# fmt: skip is none of them: it keeps a table a table, as anyone sees.
+UNEXPLAINED = re.compile(r".*# *(?:type: *ignore(?:\[[^]]*\])?|noqa(?::[ A-Z\d,]*)?) *\n")
+
+
+def test_every_check_that_is_muted_says_why_behind_the_mute():
+    files = [file for folder in FOLDERS for file in (ROOT / folder).rglob("*.py")]
+    files = [file for file in files if "_build" not in file.parts]
+    assert [line for file in files for line in UNEXPLAINED.findall(file.read_text("utf-8"))] == []
+    assert UNEXPLAINED.search("x = 1\ny = 2  # noqa: E501\n")
+    assert not UNEXPLAINED.search("y = 2  # noqa: E501  # as here\n")
