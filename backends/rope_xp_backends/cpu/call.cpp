@@ -400,16 +400,12 @@ PyObject* read_tables(PyObject*, PyObject* args) {
 
 // --- the function --------------------------------------------------------------------------------
 
-// Reads a tuple of arrays. A weight may be None, and then has no axes.
-bool read_group(PyObject* group, Array* to, int* count, bool& absent, bool may_be_none = false) {
+// Reads a tuple of arrays.
+bool read_group(PyObject* group, Array* to, int* count, bool& absent) {
   *count = PyTuple_Check(group) ? (int)PyTuple_Size(group) : -1;
   if (*count < 0 || *count > 2) return fail("arrays come in tuples of at most two");
-  for (int i = 0; i < *count; i++) {
-    PyObject* item = PyTuple_GetItem(group, i);
-    to[i].ndim = 0;
-    if (may_be_none && item == Py_None) continue;
-    if (!read_array(item, to[i], absent)) return false;
-  }
+  for (int i = 0; i < *count; i++)
+    if (!read_array(PyTuple_GetItem(group, i), to[i], absent)) return false;
   return true;
 }
 
@@ -445,7 +441,7 @@ PyObject* rotate(PyObject*, PyObject* const* args, Py_ssize_t count) {
     return nullptr;
   if (!read_group(args[0], call.x, &call.arrays, absent) ||
       !read_group(args[1], call.y, &results, absent) ||
-      !read_group(args[2], call.weight, &call.weights, absent, true) ||
+      !read_group(args[2], call.weight, &call.weights, absent) ||
       !read_group(args[3], call.angle, &call.angles, absent))
     return nullptr;
   if (call.arrays < 1 || call.arrays != results || (!job.lookup && call.angles != 2))

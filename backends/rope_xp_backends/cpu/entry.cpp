@@ -14,24 +14,12 @@ enum { ONE = 1, INVERSE = 2, TRANSPOSED = 4, RECORDED = 8, GIVEN_COLUMNS = 16, C
 
 PyObject *norm_type, *choice, *find_tables;
 
-// Names of attributes, and of the path.
-enum {
-  HANDLES,
-  PATH_NAME,
-  LEVEL_NAME,
-  VERSION,
-  REQUIRES_GRAD,
-  Q_WEIGHT,
-  K_WEIGHT,
-  EPS,
-  OFFSET,
-  ROUND_BETWEEN,
-  NATIVE,
-  NAMES
-};
-const char* const NAME_TEXTS[] = {"_handles",      "name",          "_current_level", "_version",
-                                  "requires_grad", "q_weight",      "k_weight",       "eps",
-                                  "offset",        "round_between", "native"};
+// Names of attributes, and of the path, by their places.
+const int HANDLES = 0, PATH_NAME = 1, LEVEL_NAME = 2, VERSION = 3, REQUIRES_GRAD = 4, Q_WEIGHT = 5,
+          K_WEIGHT = 6, EPS = 7, OFFSET = 8, ROUND_BETWEEN = 9, NATIVE = 10, NAMES = 11;
+const char* const NAME_TEXTS[NAMES] = {
+    "_handles", "name", "_current_level", "_version",      "requires_grad", "q_weight",
+    "k_weight", "eps",  "offset",         "round_between", "native"};
 PyObject* names[NAMES];
 
 const I HUGE_BYTES = I(1) << 22;          // of results that torch would not map in huge pages
@@ -610,7 +598,7 @@ PyObject* rotate_by_tables(PyObject*, PyObject* const* args, Py_ssize_t count) {
     right = left, right.data += left.shape[last] * left.strides[last];
   }
   const Array &cos = call.angle[0], &sin = call.angle[1];
-  if (!is_float(cos.dtype) || cos.ndim < 2 || sin.ndim != cos.ndim || is_empty(cos) ||
+  if (cos.ndim < 2 || sin.ndim != cos.ndim || is_empty(cos) ||
       memcmp(cos.shape, sin.shape, cos.ndim * sizeof(I)) != 0)
     Py_RETURN_NONE;
   const I width = cos.shape[cos.ndim - 1], head_dim = e.x[0].shape[e.x[0].ndim - 1];
@@ -623,9 +611,7 @@ PyObject* rotate_by_tables(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (r == 0) r = 2 * job.pairs;
   if (PyErr_Occurred()) return PyErr_Clear(), Py_NewRef(Py_None);
   if (offset < 0) offset += head_dim;
-  if (r != 2 * job.pairs || width != (form ? r : job.pairs) || offset < 0 || offset > head_dim ||
-      r > head_dim - offset)
-    Py_RETURN_NONE;
+  if (r != 2 * job.pairs || width != (form ? r : job.pairs)) Py_RETURN_NONE;
   const bool interleaved = PyUnicode_CompareWithASCIIString(layout, "interleaved") == 0;
   const bool half = PyUnicode_CompareWithASCIIString(layout, "half") == 0;
   const bool mixed = PyUnicode_CompareWithASCIIString(layout, "interleaved_to_half") == 0;
