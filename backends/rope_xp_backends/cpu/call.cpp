@@ -307,28 +307,6 @@ void collapse(Call& call) {
   job.is_large = bytes >= find_threshold(LARGE_BYTES);
 }
 
-// Whether any position of a job is out of range.
-bool exceeds_limit(const Call& call) {
-  const Job& job = call.job;
-  if (!job.a) return job.rows > 0 && job.dims[job.ndim - 1].length > LIMIT;
-  uint64_t found = 0;
-  const Dim& last = job.dims[job.ndim - 1];
-  for (I row = 0; row < job.rows; row += last.length) {
-    const char* tokens = job.a;
-    I rest = row / last.length;
-    for (int d = job.ndim - 2; d >= 0; rest /= job.dims[d--].length)
-      tokens += rest % job.dims[d].length * job.dims[d].steps[ANGLES_A];
-    for (I c = 0; c < job.components; c++)
-      for (I i = 0; i < last.length; i++) {
-        const char* p = tokens + c * job.a_last + i * last.steps[ANGLES_A];
-        const I position = read_integer(p, job.angle_dtype);
-        // The modulus of -2**63 is 2**63, and no smaller number is out of range.
-        found |= (position < 0 ? -(uint64_t)position : (uint64_t)position) >= (uint64_t)LIMIT;
-      }
-  }
-  return found;
-}
-
 // --- digit tables --------------------------------------------------------------------------------
 
 static const char TABLES_NAME[] = "rope_xp.tables";

@@ -51,7 +51,6 @@ bool name_axes(PyObject* given, int ndim, Axes& axes);
 bool place_slots(Call& call, PyObject* names);
 
 void collapse(Call& call);              // the axes of a checked call
-bool exceeds_limit(const Call& call);   // whether any position is out of range
 bool run(Call& call, Library library);  // false and an error if it cannot
 
 enum {

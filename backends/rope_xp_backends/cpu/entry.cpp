@@ -281,6 +281,23 @@ bool read_positions(Entry& e, PyObject* positions, int place, Array& x) {
 
 namespace {
 
+// Whether any of some integers is out of range.
+bool exceeds_limit(const Array& x) {
+  const int last = x.ndim - 1;
+  const I length = x.ndim ? x.shape[last] : 1, step = x.ndim ? x.strides[last] : 0;
+  const I rows = count_elements(x) / length;
+  uint64_t found = 0;
+  for (I row = 0; row < rows; row++) {
+    const char* p = find_element(x, last, row);
+    for (I i = 0; i < length; i++, p += step) {
+      const I position = read_integer(p, x.dtype);
+      // The modulus of -2**63 is 2**63, and no smaller number is out of range.
+      found |= (position < 0 ? -(uint64_t)position : (uint64_t)position) >= (uint64_t)LIMIT;
+    }
+  }
+  return found;
+}
+
 // Fits positions, whose components are their leading axis, to a call. Those of floats are split.
 bool fit_positions(Call& call, char*& buffer, const Variant& v) {
   Array& x = call.angle[0];
@@ -292,7 +309,7 @@ bool fit_positions(Call& call, char*& buffer, const Variant& v) {
   const bool single = rows == 0 || (rows == 1 && x.shape[x.ndim - 1] == 1);
   if (single && first.shape[call.axes.batch_tokens[count - 1]] != 1) return false;
   call.angles = 1;
-  if (!is_float(x.dtype)) return true;
+  if (!is_float(x.dtype)) return !exceeds_limit(x);
   return split_fractions(call, buffer, v.wide) && (call.angles < 2 || v.tables->takes_fractions);
 }
 
@@ -504,7 +521,6 @@ PyObject* run_calls(Entry& e, PyObject* out, PyObject* slots, PyObject* cache_ax
     if (!place_operands(call) || !read_angles(call, columns)) return decline();
     if (variant && !place_tables(call, variant->tables, columns >= 0)) return decline();
     collapse(call);
-    if (variant && exceeds_limit(call)) Py_RETURN_NONE;
   }
   for (int i = 0; i < e.calls; i++)
     if (!run(e.call[i], e.library)) return nullptr;
@@ -555,7 +571,10 @@ PyObject* rotate_by_rope(PyObject*, PyObject* const* args, Py_ssize_t count) {
     call.job.lookup = true, call.job.before = v.offset, call.job.pairs = v.pairs;
     PyObject* given = i && apart ? k_positions : positions;
     call.angles = 0;
-    if (given == Py_None) continue;
+    if (given == Py_None) {
+      if (rows > LIMIT) Py_RETURN_NONE;
+      continue;
+    }
     if (!read_positions(e, given, i, call.angle[0]) || !fit_positions(call, e.buffers[i], v))
       return decline();
   }
@@ -633,7 +652,7 @@ bool place_turn(Call& call, char*& buffer, const Variant& v, int how) {
       !place_tables(call, v.tables, columns >= 0))
     return false;
   collapse(call);
-  return !exceeds_limit(call);
+  return true;
 }
 
 bool have_one_shape(const Array& x, const Array& y) {

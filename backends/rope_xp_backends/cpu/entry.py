@@ -31,9 +31,9 @@ def find_tables(
 
     None where the slow path raises, or where a class of the user may change.
     """
-    part = rope if hasattr(type(rope), "_handles") else None
-    if part is None:
+    if not hasattr(type(rope), "_handles"):
         return None
+    part = rope
     while part is not None:  # some scaling has one of its own
         if type(part).__module__.partition(".")[0] != "rope_xp":
             return None
