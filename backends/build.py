@@ -129,7 +129,7 @@ def read_version(compiler: str) -> int:
     """Return the first number of its version, 0 if it does not run."""
     try:
         return int(run([compiler, "-dumpversion"]).partition(".")[0])
-    except NotBuilt:
+    except (NotBuilt, ValueError):
         return 0
 
 
