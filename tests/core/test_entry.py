@@ -67,7 +67,8 @@ def test_apply_and_rotate_by_the_entry_have_the_bits_of_the_slow_path(
         whole = rng.integers(-9000, 1 << 30, (*lead, tokens))
         batched = rng.integers(-9000, 1 << 30, (*lead, batch, tokens))
         given: list[Any] = [None, whole, whole.astype(np.int32), put(whole.astype(np.int32))]
-        given += [put(whole), put(batched), whole / 3e5, put((whole / 3e5).astype(np.float32))]
+        halves = whole / 3e5 - 900  # of both signs
+        given += [put(whole), put(batched), halves, put(halves.astype(np.float32))]
         given += [whole.tolist(), tuple(whole.tolist())]
         given += [] if lead else [range(5, 5 + tokens), *[7] * (tokens == 1)]
         for p in given:
@@ -194,6 +195,14 @@ def test_rotate_refuses_positions_out_of_range_before_it_writes(put, bad, tokens
     positions[..., -1] = bad
     with pytest.raises(RopeError, match="positions must lie between"):
         RoPE(layout="half", position_axes=axes).rotate(x, put(positions), out=x)
+    assert (np.asarray(x) == 1).all()
+
+
+@pytest.mark.parametrize(("dtype", "base"), [("float32", 1e-5), ("float64", 1e-12)])
+def test_rotate_refuses_fractions_of_ropes_that_turn_too_fast(put, dtype, base):
+    x, positions = put(np.ones((3, 1, 8), dtype)), put(np.array([0.5, 1.0, 2.5]))
+    with pytest.raises(RopeError, match="positions has fractions, which need frequencies of at m"):
+        RoPE(layout="half", base=base).rotate(x, positions, out=x)
     assert (np.asarray(x) == 1).all()
 
 
