@@ -7,6 +7,7 @@ import gc
 import pickle
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -198,12 +199,25 @@ def test_rotate_refuses_positions_out_of_range_before_it_writes(put, bad, tokens
     assert (np.asarray(x) == 1).all()
 
 
-@pytest.mark.parametrize(("dtype", "base"), [("float32", 1e-5), ("float64", 1e-12)])
-def test_rotate_refuses_fractions_of_ropes_that_turn_too_fast(put, dtype, base):
-    x, positions = put(np.ones((3, 1, 8), dtype)), put(np.array([0.5, 1.0, 2.5]))
-    with pytest.raises(RopeError, match="positions has fractions, which need frequencies of at m"):
-        RoPE(layout="half", base=base).rotate(x, positions, out=x)
-    assert (np.asarray(x) == 1).all()
+REFUSED: dict[str, tuple[str, Any, Any]] = {
+    "fractions, .* at most 4096": ("float32", [0.5, 1.0, 2.5], RoPE(base=1e-5)),
+    "fractions, .* float64": ("float64", [0.5, 1.0, 2.5], RoPE(base=1e-12)),
+    "it needs a leading axis of 2": ("float32", np.ones((3, 3), int), ROPES["components"]),
+    "with absolute values below 1.04": ("float32", [0, 1, 2], np.full(4, 2e6, np.float32)),
+    "must lie between": ("float32", [1, 2, 1 << 31], np.ones(4, np.float32)),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_rotate_and_apply_frequencies_refuse_what_the_entry_cannot_take(message):
+    dtype, positions, rope = REFUSED[message]
+    x, p = np.ones((1, 3, 1, 8), dtype), np.array(positions)
+    call = partial(rope_xp.apply_frequencies, x, x, p, rope, layout="half", out=(x, x.copy()))
+    if isinstance(rope, RoPE):
+        call = partial(rope.rotate, x, p, out=x)
+    with pytest.raises(RopeError, match=message):
+        call()
+    assert (x == 1).all()
 
 
 def test_use_path_is_obeyed_by_the_entry(put, monkeypatch):

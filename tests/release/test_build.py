@@ -78,6 +78,7 @@ def test_a_wheel_is_named_for_the_machine(monkeypatch):
     ("variable", "value", "reason"),
     [
         ("CXX", "false", "false: exit status 1"),
+        ("CXX", "sh -c 'echo why >&2; exit 3'", "sh: why"),
         ("CXX", "no-such-compiler -O3", "no-such-compiler: No such file or directory"),
         ("ROPE_XP_BUILD", "never", "ROPE_XP_BUILD=never"),
         ("ROPE_XP_BUILD_TARGET", "mips", "ROPE_XP_BUILD_TARGET=mips is not known"),
