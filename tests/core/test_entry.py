@@ -68,8 +68,8 @@ def test_apply_and_rotate_by_the_entry_have_the_bits_of_the_slow_path(
         whole = rng.integers(-9000, 1 << 30, (*lead, tokens))
         batched = rng.integers(-9000, 1 << 30, (*lead, batch, tokens))
         given: list[Any] = [None, whole, whole.astype(np.int32), put(whole.astype(np.int32))]
-        halves = whole / 3e5 - 900  # of both signs
-        given += [put(whole), put(batched), halves, put(halves.astype(np.float32))]
+        parts = whole / -3e5  # of negative positions, of which floor is not trunc
+        given += [put(whole), put(batched), parts, put(parts.astype(np.float32))]
         given += [whole.tolist(), tuple(whole.tolist())]
         given += [] if lead else [range(5, 5 + tokens), *[7] * (tokens == 1)]
         for p in given:
