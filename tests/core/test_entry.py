@@ -212,7 +212,7 @@ REFUSED: dict[str, tuple[str, Any, Any]] = {
 def test_rotate_and_apply_frequencies_refuse_what_the_entry_cannot_take(message):
     dtype, positions, rope = REFUSED[message]
     x, p = np.ones((1, 3, 1, 8), dtype), np.array(positions)
-    call = partial(rope_xp.apply_frequencies, x, x, p, rope, layout="half", out=(x, x.copy()))
+    call = partial(rope_xp.apply_frequencies, x, x, p, rope, layout="half")
     if isinstance(rope, RoPE):
         call = partial(rope.rotate, x, p, out=x)
     with pytest.raises(RopeError, match=message):
