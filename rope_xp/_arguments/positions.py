@@ -71,8 +71,8 @@ def read_host(
         raise wrong_dtype(argument, str(host.dtype))
     exact = host if kind in "iu" else host.astype(np.float64)
     if exact is not host:
-        # Without out= the floor of an array without axes is a number.
-        host = np.floor(exact, out=np.empty_like(exact))
+        # Towards zero, so that the rest is exact. Without out=, that of one number is no array.
+        host = np.trunc(exact, out=np.empty_like(exact))
     if host.size == 1:
         lowest = highest = host.item()
     else:

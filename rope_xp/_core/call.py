@@ -105,7 +105,7 @@ class TableLookup:
     """Integer part of the positions, (batch..., tokens), with a leading axis of components if there
     are several. None: 0, 1, ... tokens - 1."""
     part: Array | None
-    """Fractional part in [0, 1), same shape; None for integer positions."""
+    """Fractional part in (-1, 1), same shape; None for integer positions."""
     device: Device
     tokens: int
     """Length of the tokens axis, read where ``whole`` is None."""

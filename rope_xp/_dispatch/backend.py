@@ -174,8 +174,8 @@ class Backend:
         # The lookup takes -LIMIT for out of range; so are NaN and infinity.
         inside = xp.abs(positions) < float(LIMIT)
         positions = xp.where(inside, positions, xp.full_like(positions, -float(LIMIT)))
-        floor = xp.floor(positions)
-        return xp.astype(floor, xp.int32), positions - floor
+        whole = xp.trunc(positions)
+        return xp.astype(whole, xp.int32), positions - whole
 
     def multiply_exactly(self, a: Array, b: Array) -> Array:
         """Return a * b rounded to its dtype, also where a compiler would fuse multiply-add."""

@@ -68,7 +68,7 @@ def test_apply_and_rotate_by_the_entry_have_the_bits_of_the_slow_path(
         whole = rng.integers(-9000, 1 << 30, (*lead, tokens))
         batched = rng.integers(-9000, 1 << 30, (*lead, batch, tokens))
         given: list[Any] = [None, whole, whole.astype(np.int32), put(whole.astype(np.int32))]
-        parts = whole / -3e5  # of negative positions, of which floor is not trunc
+        parts = whole / -3e5  # of negative positions too
         given += [put(whole), put(batched), parts, put(parts.astype(np.float32))]
         given += [whole.tolist(), tuple(whole.tolist())]
         given += [] if lead else [range(5, 5 + tokens), *[7] * (tokens == 1)]
@@ -131,12 +131,14 @@ def test_apply_tables_of_each_head_by_the_entry_has_the_bits_of_the_slow_path(
             check(lambda a=angles, o=out: a.apply(q, k, axes=axes, out=o))
 
 
-def test_apply_by_the_entry_takes_lists_of_results_and_two_dtypes(put, rng, check):
+def test_apply_by_the_entry_takes_lists_of_results_steps_and_two_dtypes(put, rng, check):
     q, k = (put(sample(rng, 2, 3, heads, 8)) for heads in (4, 2))
-    narrow = put(sample(rng, 2, 3, 2, 8, dtype="float16"))
+    narrow, stepped = put(sample(rng, 2, 3, 2, 8, dtype="float16")), put(sample(rng, 2, 3, 4, 16))
     check(lambda: HALF.apply(q, k, [5, 6, 7], out=[put(np.asarray(x)) for x in (q, k)]))
     check(lambda: HALF.apply(q, narrow, [5, 6, 7]))
     check(lambda: HALF.apply(narrow, k, [5, 6, 7], k_positions=[1, 2, 3]))
+    check(lambda: HALF.apply(stepped[..., ::2], k, [5, 6, 7]))
+    check(lambda: HALF.rotate(stepped[..., 1::2], [5, 6, 7], out=put(np.asarray(q))))
 
 
 @pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES)

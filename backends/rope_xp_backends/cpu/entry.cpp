@@ -24,6 +24,7 @@ PyObject* names[NAMES];
 
 const I HUGE_BYTES = I(1) << 22;          // of results that torch would not map in huge pages
 const Py_ssize_t MOST_NUMBERS = 1 << 20;  // of Python; numpy reads more in less memory
+const I MOST_COPIED = I(1) << 16;         // elements
 const double MIN_EPS = 0x1p-126;
 
 // Whether an object, whose reference goes, is true. An error counts as `otherwise` and goes too,
@@ -150,7 +151,32 @@ bool takes(Entry& e, PyObject* x) {
   return true;
 }
 
+bool make_contiguous(Array& x, char*& buffer) {
+  if (is_contiguous(x)) return true;
+  const int last = x.ndim - 1;
+  const I size = SIZES[x.dtype], length = x.shape[last], count = count_elements(x);
+  if (count > MOST_COPIED || !(buffer = (char*)malloc(count * size))) return false;
+  char* to = buffer;
+  for (I row = 0; row < count / length; row++) {
+    const char* from = find_element(x, last, row);
+    for (I i = 0; i < length; i++, to += size) memcpy(to, from + i * x.strides[last], size);
+  }
+  set_contiguous(x, buffer);
+  x.extent = {0, count * size};
+  return true;
+}
+
 namespace {
+
+// Copies arrays whose components of heads do not lie side by side.
+bool copy_stepped(Entry& e) {
+  for (int i = 0; i < e.arrays; i++) {
+    Array& x = e.x[i];
+    const bool fits = x.strides[x.ndim - 1] == SIZES[x.dtype] || x.shape[x.ndim - 1] == 1;
+    if (!fits && !e.in_place[i] && !make_contiguous(x, e.buffers[3 + i])) return false;
+  }
+  return true;
+}
 
 // Reads q and k, and the results that are given, of which the last is a cache where there are
 // slots.
@@ -170,7 +196,7 @@ bool read_arrays(Entry& e, PyObject* q, PyObject* k, PyObject* axis_names, PyObj
   if (e.arrays > 1 && !is_pair(e.x[0], e.x[1], axes, own_tokens)) return false;
   e.outs[0] = e.outs[1] = nullptr, e.in_place[0] = e.in_place[1] = false;
   e.to_slots = slots != Py_None;
-  if (out == Py_None) return !e.to_slots;
+  if (out == Py_None) return !e.to_slots && copy_stepped(e);
   if (e.arrays > 1 && PyList_CheckExact(out)) {
     out = e.given.object = PySequence_Tuple(out);
     if (!out) return false;
@@ -197,7 +223,7 @@ bool read_arrays(Entry& e, PyObject* q, PyObject* k, PyObject* axis_names, PyObj
       if (!version.object) return PyErr_Clear(), false;
     }
   }
-  return true;
+  return copy_stepped(e);
 }
 
 // --- positions -----------------------------------------------------------------------------------
@@ -222,7 +248,7 @@ bool read_numbers(Entry& e, PyObject* numbers, int place, Array& x) {
   PyObject* first = length ? PyTuple_GetItem(items, 0) : nullptr;
   const bool nested = first && is_sequence(first);
   const Py_ssize_t rows = nested ? length : 1, count = nested ? PySequence_Size(first) : length;
-  if (count > MOST_NUMBERS / rows) return false;
+  if (!count || count > MOST_NUMBERS / rows) return false;
   const bool fits = rows * count * sizeof(I) <= sizeof e.few[place];
   if (!fits && !(e.buffers[place] = (char*)malloc(rows * count * sizeof(I)))) return false;
   I* to = fits ? e.few[place] : (I*)e.buffers[place];
@@ -257,12 +283,12 @@ bool split_fractions(Call& call, char*& buffer, bool wide) {
   for (I i = 0; i < n; i++) {
     const char* from = find_element(floats, floats.ndim, i);
     const double value = floats.dtype == FLOAT64 ? *(const double*)from : *(const float*)from;
-    const double below = floor(value);
-    if (!(below > -(double)LIMIT && below < (double)LIMIT)) return false;
-    ((I*)whole.data)[i] = (I)below;
-    if (wide) ((double*)part.data)[i] = value - below;
-    else ((float*)part.data)[i] = (float)(value - below);
-    any |= value != below;
+    const double before = trunc(value);  // so that the rest is exact
+    if (!(fabs(before) < (double)LIMIT)) return false;
+    ((I*)whole.data)[i] = (I)before;
+    if (wide) ((double*)part.data)[i] = value - before;
+    else ((float*)part.data)[i] = (float)(value - before);
+    any |= value != before;
   }
   call.angles = any ? 2 : 1;
   return true;

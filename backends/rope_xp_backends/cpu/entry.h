@@ -15,8 +15,8 @@ struct Entry {
   int angles;
   // Memory for positions that are no arrays, or not of integers: of a few, or else allocated.
   I few[3][64];
-  char* buffers[4];
-  Ref given;  // results, if they came in a list
+  char* buffers[5];  // the last two of copies of q and k
+  Ref given;         // results, if they came in a list
   Entry() : buffers{} {}
   ~Entry() {
     for (char* buffer : buffers)
@@ -32,6 +32,10 @@ bool read(const Entry& e, PyObject* object, Library library, Array& x);
 
 // Reads an array of positions, or numbers of Python, into a place of its own.
 bool read_positions(Entry& e, PyObject* positions, int place, Array& x);
+
+// Copies an array that is not contiguous, if it is small: the slow path copies large ones in a
+// better order.
+bool make_contiguous(Array& x, char*& buffer);
 
 // Returns a new contiguous array of FLOAT32, FLOAT64 or INT64, which is read too.
 PyObject* allocate(const Entry& e, const I* shape, int ndim, Dtype dtype, Array& x);

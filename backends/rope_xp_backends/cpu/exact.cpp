@@ -7,24 +7,13 @@
 
 namespace {
 
-const double LARGEST = 0x1p20;     // of frequencies
-const I MOST_COPIED = I(1) << 16;  // elements
-
-// Copies an array that is not contiguous, if it is small: the slow path copies large ones in a
-// better order.
-bool make_contiguous(Array& x, char*& buffer) {
-  if (is_contiguous(x)) return true;
-  const I size = SIZES[x.dtype], count = count_elements(x);
-  if (count > MOST_COPIED || !(buffer = (char*)malloc(count * size))) return false;
-  for (I i = 0; i < count; i++) memcpy(buffer + i * size, find_element(x, x.ndim, i), size);
-  set_contiguous(x, buffer);
-  return true;
-}
+const double LARGEST = 0x1p20;  // of frequencies
 
 // Whether the moduli of contiguous numbers are below a limit.
 bool are_below(const Array& x, double limit) {
+  const I count = count_elements(x);
   bool fit = true;
-  for (I i = 0; i < count_elements(x); i++) {
+  for (I i = 0; i < count; i++) {
     const char* p = x.data + i * SIZES[x.dtype];
     fit &= fabs(x.dtype == FLOAT32 ? *(const float*)p : (double)read_integer(p, x.dtype)) < limit;
   }

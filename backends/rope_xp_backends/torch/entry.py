@@ -41,7 +41,13 @@ def describe(x: torch.Tensor) -> Description:
 
 def set_up(capsule: Any) -> bool:
     """Let the entry take tensors. Return whether it reads them by DLPack."""
-    functions: tuple[Any, ...] = describe, limit_threads, torch.empty_like, _allocate, allocate_result
+    functions: tuple[Any, ...] = (
+        describe,
+        limit_threads,
+        torch.empty_like,
+        _allocate,
+        allocate_result,
+    )
     functions += (*private.OBSERVERS, torch.is_grad_enabled, torch.is_inference_mode_enabled)
     functions += (torch.Tensor.is_neg, private.increment_versions, torch.autograd.forward_ad)
     kinds = torch.Tensor, torch.nn.Parameter

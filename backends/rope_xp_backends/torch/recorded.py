@@ -118,9 +118,9 @@ def _copy_tensor(positions: torch.Tensor, double: bool) -> Tensors | None:
         return (positions.to(torch.int64, copy=True),)
     if positions.dtype not in (torch.float32, torch.float64):
         return None
-    floor = positions.floor()
-    part = (positions - floor).to(torch.float64 if double else torch.float32)
-    return floor.to(torch.int64), part
+    whole = positions.trunc()
+    part = (positions - whole).to(torch.float64 if double else torch.float32)
+    return whole.to(torch.int64), part
 
 
 def rotate_by_rope(*call: Any) -> Any:
