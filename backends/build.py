@@ -102,6 +102,7 @@ def find_obstacle() -> str:
         "ROPE_XP_BUILD=never": os.environ.get("ROPE_XP_BUILD") == "never",
         "Windows has no pthreads": sys.platform == "win32",
         "only CPython has the stable ABI": sys.implementation.name != "cpython",
+        "32-bit Python": sys.maxsize < 2**32,
     }
     return next((why for why, holds in obstacles.items() if holds), "")
 
@@ -113,7 +114,9 @@ def find_target() -> Target:
             raise NotBuilt(f"ROPE_XP_BUILD_TARGET={name} is not known")
         machine, _, libc = name.partition("-")
         return Target(machine, f"{libc}_{machine}", ("-target", f"{machine}-linux-gnu.2.28"))
-    return Target(platform.machine(), re.sub(r"[-.]", "_", sysconfig.get_platform()))
+    machine = platform.machine()  # on a Mac, a Python for both processors is named universal2
+    tag = re.sub(r"[-.]", "_", sysconfig.get_platform()).replace("universal2", machine)
+    return Target(machine, tag)
 
 
 def choose_compiler() -> list[str]:

@@ -110,42 +110,38 @@ class Choice:
         (2, 3, 32)
         """
         backend = find.require_backend(like, "like")
-        which, used = self._read_which(backend, like)
+        which, used = (None, []) if backend.is_compiling() else vars(self)["_host"]
+        if which is None:
+            which, used = self._read_which(backend, like)
         on_host = isinstance(which, np.ndarray)
         numbers = used or range(len(self.ropes))
         inverse = any(self.ropes[i].attention_factor != 1.0 for i in numbers)
         angles_of = positions, like, head_dim
         by_rope = [_build_tables(backend, self.ropes[i], angles_of, inverse) for i in numbers]
         ndim = max(len(which.shape) + 2, *(len(tables[0].shape) for tables in by_rope))
-        if on_host and not backend.host:
-            which = backend.asarray(which.astype(np.int32), backend.device(like))
-        which = with_axes(which[..., None, None], ndim)
         masks = [which == i for i in (numbers[1:] if on_host else numbers)]
+        masks = [with_axes(mask[..., None, None], ndim) for mask in masks]
+        if on_host:
+            masks = [backend.asarray(mask, backend.device(like)) for mask in masks]
         pairs = []
         for tables in zip(*by_rope, strict=True):
-            rest = [with_axes(table, ndim) for table in tables]
+            rest = [t if len(t.shape) == ndim else with_axes(t, ndim) for t in tables]
             table = rest.pop(0) if on_host else backend.xp.full_like(rest[0], float("nan"))
             for mask, other in zip(masks, rest, strict=True):
                 table = backend.xp.where(mask, other, table)
-            if not masks:
-                shape = np.broadcast_shapes(which.shape, table.shape)
+            if not masks and which.size > 1:  # as where does
+                shape = np.broadcast_shapes((*which.shape, 1, 1), table.shape)
                 table = backend.xp.broadcast_to(table, shape)
             pairs.append(halve(table))
         return Angles(*pairs[0], self.ropes[0], *pairs[1:])
 
     def _read_which(self, backend: Backend, like: Array) -> tuple[Array, list[int]]:
         """Return ``which`` as an array of numpy and the ropes in use, or on the device of like."""
-        host, used = None, []
-        if not backend.is_compiling():
-            host, used = vars(self)["_host"]
-        if host is not None:
-            return host, used
         owner, which = parse.read_operand(backend, "like", like, "which", self.which)
-        if not backend.is_compiling():
-            host = owner.host_view(which)
+        host = None if backend.is_compiling() else owner.host_view(which)
         if host is not None:
             return host, self._find_used(host)
-        return backend.integers(which), used
+        return backend.integers(which), []
 
     def apply(
         self,

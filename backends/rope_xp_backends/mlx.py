@@ -30,7 +30,7 @@ class _MlxNamespace:
     def asarray(x: Any, *, dtype: Any = None, **_: Any) -> mx.array:
         """Keep the dtype of numpy arrays, float64 too, and take strides that are negative."""
         if isinstance(x, np.ndarray):
-            x, dtype = x.copy("C"), dtype or getattr(mx, x.dtype.name)
+            x, dtype = x.copy("C"), dtype or getattr(mx, x.dtype.name.replace("bool", "bool_"))
         return mx.array(x, dtype)
 
     @staticmethod
