@@ -112,10 +112,8 @@ def find_problems(rows: list[DemoRow]) -> list[str]:
 
 
 def _write_rows(rows: list[DemoRow]) -> None:
-    terminal.write("error: the largest difference from float64")
-    terminal.write(
-        "usual error, times as fast: of the usual formula in float32, and as that formula"
-    )
+    terminal.write("error: the largest difference from float64; usual error: of the usual formula")
+    terminal.write("times as fast: as the usual formula, in the same library and float32")
     cells = [
         (
             *(row.target, row.path, str(row.start)),
