@@ -39,6 +39,11 @@ class _MlxNamespace:
         return mx.full(x.shape, value, x.dtype)
 
     @staticmethod
+    def trunc(x: mx.array) -> mx.array:
+        """Round towards zero, for which older versions have no function."""
+        return mx.where(x < 0, mx.ceil(x), mx.floor(x))
+
+    @staticmethod
     def searchsorted(x: mx.array, values: mx.array, *, side: str = "left") -> mx.array:
         """Count smaller numbers where mlx is older than 0.32.1 and has no searchsorted."""
         if hasattr(mx, "searchsorted"):
