@@ -15,7 +15,7 @@ from rope_xp._core.typing import Array, ArrayT
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
 from rope_xp._rotation.angles import with_axes
-from rope_xp.angles import Angles, build_angles, halve
+from rope_xp.angles import Angles, CosSinPair, build_angles, halve
 from rope_xp.norm import QKNorm
 from rope_xp.rope import Positions, RoPE
 
@@ -85,9 +85,9 @@ class Choice:
         object.__setattr__(self, "_host", (host, used))
 
     def _find_used(self, which: np.ndarray) -> list[int]:
-        """Return the indices of ropes that sequences have, each once."""
-        used = sorted({*which.reshape(-1).tolist()})
-        if used and not 0 <= used[0] <= used[-1] < len(self.ropes):
+        """Return the indices of ropes that sequences have, each once; the first where none are."""
+        used = sorted({*which.reshape(-1).tolist()}) or [0]
+        if not 0 <= used[0] <= used[-1] < len(self.ropes):
             raise RopeError(
                 f"which must hold indices into ropes, from 0 to {len(self.ropes) - 1}; "
                 f"got {used[0]} to {used[-1]}"
@@ -113,25 +113,23 @@ class Choice:
         which, used = (None, []) if backend.is_compiling() else vars(self)["_host"]
         if which is None:
             which, used = self._read_which(backend, like)
+        if len(used) == 1:
+            angles = build_angles(self.ropes[used[0]], positions, like, head_dim)
+            return _give_rows(backend, angles, which)
         on_host = isinstance(which, np.ndarray)
         numbers = used or range(len(self.ropes))
-        inverse = any(self.ropes[i].attention_factor != 1.0 for i in numbers)
-        angles_of = positions, like, head_dim
-        by_rope = [_build_tables(backend, self.ropes[i], angles_of, inverse) for i in numbers]
-        ndim = max(len(which.shape) + 2, *(len(tables[0].shape) for tables in by_rope))
-        masks = [which == i for i in (numbers[1:] if on_host else numbers)]
-        masks = [with_axes(mask[..., None, None], ndim) for mask in masks]
+        ropes = [self.ropes[i] for i in numbers]
+        scaled = {rope.attention_factor for rope in ropes} != {1.0}
+        masks, pairs = [(which == i)[..., None, None] for i in numbers[on_host:]], []
         if on_host:
             masks = [backend.asarray(mask, backend.device(like)) for mask in masks]
-        pairs = []
-        for tables in zip(*by_rope, strict=True):
-            rest = [t if len(t.shape) == ndim else with_axes(t, ndim) for t in tables]
-            table = rest.pop(0) if on_host else backend.xp.full_like(rest[0], float("nan"))
-            for mask, other in zip(masks, rest, strict=True):
-                table = backend.xp.where(mask, other, table)
-            if not masks and which.size > 1:  # as where does
-                shape = np.broadcast_shapes((*which.shape, 1, 1), table.shape)
-                table = backend.xp.broadcast_to(table, shape)
+        for inverse in (False, True) if scaled else (False,):
+            tables = _build_tables(backend, ropes, (positions, like, head_dim), inverse)
+            ndim = max(len(masks[0].shape), len(tables[0].shape))
+            tables = [t if len(t.shape) == ndim else with_axes(t, ndim) for t in tables]
+            table = tables.pop(0) if on_host else backend.xp.full_like(tables[0], float("nan"))
+            for mask, other in zip(masks, tables, strict=True):
+                table = backend.xp.where(with_axes(mask, ndim), other, table)
             pairs.append(halve(table))
         return Angles(*pairs[0], self.ropes[0], *pairs[1:])
 
@@ -174,15 +172,30 @@ class Choice:
         return angles.apply(q, k, axes=axes, out=out, **options)
 
 
+def _give_rows(backend: Backend, angles: Angles, which: np.ndarray) -> Angles:
+    """Return angles of one rope with rows for each sequence, as those of several have."""
+    if angles.cos.shape[:-2] == which.shape:
+        return angles
+    shape = np.broadcast_shapes((*which.shape, 1, 1), angles.cos.shape)
+
+    def broadcast(pair: CosSinPair) -> CosSinPair:
+        cos, sin = [backend.xp.broadcast_to(table, shape) for table in pair]
+        return cos, sin
+
+    inverse = None if angles.inverse is None else broadcast(angles.inverse)
+    return Angles(*broadcast((angles.cos, angles.sin)), angles.rope, inverse)
+
+
 def _build_tables(
-    backend: Backend, rope: RoPE, angles_of: tuple[Positions, Array, int | None], inverse: bool
+    backend: Backend,
+    ropes: list[RoPE],
+    angles_of: tuple[Positions, Array, int | None],
+    inverse: bool,
 ) -> list[Array]:
-    """Return cos and sin side by side, those of the inverse behind them if there are any."""
-    directions = (False, True) if inverse else (False,)
-    tables = [backend.look_up_angles(rope, *angles_of, back, None, None) for back in directions]
+    """Return cos and sin of each rope side by side, or those of the inverse."""
+    tables = [backend.look_up_angles(rope, *angles_of, inverse, None, None) for rope in ropes]
     if tables[0] is not None:
         return tables
-    angles = build_angles(rope, *angles_of)
-    pair = angles.cos, angles.sin
-    pairs = (pair, angles.inverse or pair)[: len(directions)]
+    by_rope = [build_angles(rope, *angles_of) for rope in ropes]
+    pairs = [(inverse and angles.inverse) or (angles.cos, angles.sin) for angles in by_rope]
     return [backend.xp.concat(pair, axis=-1) for pair in pairs]

@@ -168,6 +168,12 @@ def test_choice_is_undone_and_has_the_options_of_a_rope(rng):
     expected = angles.apply(q, k)
     same(choice.apply(q, k, positions), expected)
     same(choice.apply(q, k, positions, norm=norm), angles.apply(q, k, norm=norm))
+    for ropes in (CHOICES, CHOICES[:1]):
+        assert Choice(ropes, np.arange(0)).at(positions[:0], like=q).cos.shape == (0, 3, 4)
+    alike, x = Choice(CHOICES, [2, 2]).at([5, 6, 7], like=q), q[:2]
+    assert alike.cos.shape == (2, 3, 4)
+    same(alike.rotate(x), CHOICES[2].rotate(x, [5, 6, 7]))
+    same(alike.unrotate(x), CHOICES[2].unrotate(x, [5, 6, 7]))
     by_size = choice.at(positions, like=slots, head_dim=12)
     same((by_size.cos, by_size.sin), (angles.cos, angles.sin))
     same(choice.apply(q, k), choice.at(np.arange(3), like=q).apply(q, k))
