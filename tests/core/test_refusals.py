@@ -157,6 +157,10 @@ VALUES: list[Row] = [
     (r"start is .* int64 of shape \(1, 2\)", lambda: add_up(STEPS, 0, start=STEPS[:1])),
     (r"start is .* shape \(2,\) .* pass the state", lambda: add_up(STEPS, 0, start=STATE[0])),
     (r"of shape \(2, 2\)", lambda: add_up(STEPS, 0, start=STATE, cu_seqlens=[0, 2, 6])),
+    (
+        r"start is .* shape \(1, 2, 1\)",
+        lambda: add_up(np.ones((3, 2, 9)), 0, start=STATE[..., None]),
+    ),
     ("cu_seqlens ends with 7, and steps has 6", lambda: add_up(STEPS, 0, cu_seqlens=[0, 7])),
     ("cu_seqlens must start with 0", lambda: add_up(STEPS, 0, cu_seqlens=[1, 6])),
     # Angles.
