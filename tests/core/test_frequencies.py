@@ -151,3 +151,15 @@ def test_apply_frequencies_has_the_bits_of_plain_operations(library, shape, dtyp
             for xp in (put, plain)
         )
         same(tuple(map(np.asarray, got)), tuple(map(np.asarray, expected)))
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_apply_frequencies_of_float32_turns_float64_arrays_in_float64(library):
+    xp = pytest.importorskip(library)
+    q = xp.ones((1, 2, 1, 8), dtype=xp.float64)
+    frequencies, position = np.array([1, 0.1, 0.01, 0.001], np.float32), 70_000
+    given = frequencies if library == "numpy" else xp.from_numpy(frequencies)
+    rotated = apply_frequencies(q, q, [0, position], given, layout="half")[0]
+    cos, sin = exact_cos_sin((position,), tuple(map(float, frequencies)))
+    expected = np.concatenate([cos - sin, sin + cos], axis=-1)[0].astype(np.float64)
+    np.testing.assert_allclose(np.asarray(rotated)[0, 1, 0], expected, rtol=0, atol=2e-15)
