@@ -194,7 +194,7 @@ def _build_tables(
 ) -> list[Array]:
     """Return cos and sin of each rope side by side, or those of the inverse."""
     tables = [backend.look_up_angles(rope, *angles_of, inverse, None, None) for rope in ropes]
-    if tables[0] is not None:
+    if all(table is not None for table in tables):  # those of a user's scaling are not looked up
         return tables
     by_rope = [build_angles(rope, *angles_of) for rope in ropes]
     pairs = [(inverse and angles.inverse) or (angles.cos, angles.sin) for angles in by_rope]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from support.bits import same, sample
 from support.equality import LAYOUTS, POSITIONS, check, check_result
+from support.rules import Times
 from support.targets import Target, truth
 
 import rope_xp
@@ -170,6 +171,9 @@ def test_choice_is_undone_and_has_the_options_of_a_rope(rng):
     same(choice.apply(q, k, positions, norm=norm), angles.apply(q, k, norm=norm))
     for ropes in (CHOICES, CHOICES[:1]):
         assert Choice(ropes, np.arange(0)).at(positions[:0], like=q).cos.shape == (0, 3, 4)
+    for ropes in ((RoPE(), RoPE(scaling=Times(2.0))), (RoPE(scaling=Times(2.0)), RoPE())):
+        mixed = Choice(ropes, [0, 1]).at([5, 6, 7], like=q).rotate(q[:2])
+        same(mixed, np.stack([r.rotate(q[i], [5, 6, 7]) for i, r in enumerate(ropes)]))
     alike, x = Choice(CHOICES, [2, 2]).at([5, 6, 7], like=q), q[:2]
     assert alike.cos.shape == (2, 3, 4)
     same(alike.rotate(x), CHOICES[2].rotate(x, [5, 6, 7]))
