@@ -31,7 +31,7 @@ RunKernel: TypeAlias = Callable[[tuple[int, int, int], Sequence[Any], Sequence[i
 
 def build_source(variant: KernelVariant) -> ASTSource:
     """Return what Triton compiles: types, alignments of pointers, and constants."""
-    types = {"tokens": "i32", "q_heads": "i32", "k_heads": "i32", "components": "*i32"}
+    types = {"tokens": "i32", "components": "*i32"}
     types |= dict.fromkeys(("positions", "k_positions"), _INTEGERS[variant.position_dtype])
     types |= {"k_tokens": "i32", "q_programs": "i32", "slots": _INTEGERS[variant.slot_dtype]}
     types |= dict.fromkeys(_NUMBERS, "i64")

@@ -13,9 +13,12 @@ import triton.language as tl
 from rope_xp._core.call import DIGIT, DIGIT_BITS, LIMIT
 from rope_xp._rotation.tables import TOP_DIGIT
 
+from .triton_plan import THREADS
+
 _LIMIT = tl.constexpr(LIMIT)
 _BITS = tl.constexpr(DIGIT_BITS)
 _MASK = tl.constexpr(DIGIT - 1)
+_THREADS = tl.constexpr(THREADS)
 _TOP = tl.constexpr(TOP_DIGIT)
 
 
@@ -23,12 +26,13 @@ _TOP = tl.constexpr(TOP_DIGIT)
 def rotate(  # noqa: C901, PLR0912, PLR0915  # most branches are constants of a variant
     q_weight, k_weight, q, q_out, k, k_out, table, table_2, table_3, positions, components,
     k_table, k_table_2, k_positions, slots,
-    rows, tokens, q_heads, k_heads,
+    rows, tokens,
     q_batch, q_token, q_head, q_out_batch, q_out_token, q_out_head,
     k_batch, k_token, k_head, k_out_batch, k_out_token, k_out_head,
     angle_batch, angle_token, angle_component, eps, weight_offset,
     k_rows, k_tokens, q_programs, k_angle_batch, k_angle_token, k_angle_component,
     slot_batch, slot_token, page, limit, page_step, slot_step,
+    q_heads: tl.constexpr, k_heads: tl.constexpr,
     head_dim: tl.constexpr, pairs: tl.constexpr, offset: tl.constexpr,
     interleaved_in: tl.constexpr, interleaved_out: tl.constexpr, inverse: tl.constexpr,
     angles: tl.constexpr, both: tl.constexpr, q_in_place: tl.constexpr, k_in_place: tl.constexpr,
@@ -52,23 +56,23 @@ def rotate(  # noqa: C901, PLR0912, PLR0915  # most branches are constants of a 
     out_batch, out_token, out_head, weight = q_out_batch, q_out_token, q_out_head, q_weight
     # Components beside the slice are copied, but not onto themselves.
     copied_heads = q_heads * (0 if q_in_place else 1)
-    q_groups, program = tl.cdiv(q_heads, tile_heads), tl.program_id(0)
-    groups = q_groups + tl.cdiv(k_heads, tile_heads) if both and not apart else q_groups
+    q_groups: tl.constexpr = triton.cdiv(q_heads, tile_heads)
+    k_groups: tl.constexpr = triton.cdiv(k_heads, tile_heads)
+    groups: tl.constexpr = q_groups + k_groups if both and not apart else q_groups
+    program = tl.program_id(0)
     of_k = program >= (q_programs if apart else 0)
+    # To divide by an argument takes 150 cycles, in which no x is asked for.
+    group, row_tile = program % groups, program // groups
     if apart:  # noqa: SIM102  # it is a constant, and the condition below is none
         if of_k:
-            program, groups, rows, tokens = (
-                program - q_programs,
-                tl.cdiv(k_heads, tile_heads),
-                k_rows,
-                k_tokens,
-            )
+            program -= q_programs
+            group, row_tile = program % k_groups, program // k_groups
+            rows, tokens = k_rows, k_tokens
             angle_batch, angle_token = k_angle_batch, k_angle_token
             if angles == "tables":
                 table, table_2 = k_table, k_table_2
             else:
                 positions, angle_component = k_positions, k_angle_component
-    program, group = program // groups, program % groups
     if both and not apart:
         of_k = group >= q_groups
         group -= of_k.to(tl.int32) * q_groups
@@ -78,7 +82,7 @@ def rotate(  # noqa: C901, PLR0912, PLR0915  # most branches are constants of a 
             out_batch, out_token, out_head, weight = k_out_batch, k_out_token, k_out_head, k_weight
             copied_heads = k_heads * (0 if k_in_place else 1)
     if int64_offsets:
-        program = program.to(tl.int64)
+        row_tile = row_tile.to(tl.int64)
     head = group * tile_heads + tl.arange(0, tile_heads)
     scales: tl.constexpr = 2 * pairs < normalized
     copies: tl.constexpr = scales or (2 * pairs < head_dim and not (q_in_place and k_in_place))
@@ -86,7 +90,7 @@ def rotate(  # noqa: C901, PLR0912, PLR0915  # most branches are constants of a 
     # What is read once leaves the L2 cache to the tables.
     hint: tl.constexpr = "" if q_in_place or k_in_place else "evict_first"
 
-    row = program * tile_tokens + tl.arange(0, tile_tokens)
+    row = row_tile * tile_tokens + tl.arange(0, tile_tokens)
     alive = row < rows
     batch, token = tl.zeros_like(row), row
     if batched:
@@ -122,7 +126,11 @@ def rotate(  # noqa: C901, PLR0912, PLR0915  # most branches are constants of a 
     start = row_start[:, None] + head[None, :] * out_head
     target = out + (start * unit)[:, :, None]
     if q_weight is not None:
-        pointers = weight + (offset if scales else 0) + tl.zeros((1, 1, 1), tl.int32)
+        # Of the tile's shape where a row of them is as wide as the threads, each of which would
+        # take one element, and the compiler that layout for all arithmetic.
+        width: tl.constexpr = triton.next_power_of_2(pairs) * (2 if interleaved_in else 1)
+        shape: tl.constexpr = (tile_tokens, tile_heads, 1) if width >= _THREADS else (1, 1, 1)
+        pointers = weight + (offset if scales else 0) + tl.zeros(shape, tl.int32)
         w1, w2 = _load_pairs(pointers, True, "", fill, pairs, interleaved_in)
         if scales:
             w = tl.load(weight + c, mask=c < head_dim, other=fill)

@@ -44,6 +44,9 @@ class KernelVariant(NamedTuple):
     table_dtype: str
     """Of digit tables, or of cos and sin."""
     angles: AngleKind
+    q_heads: int
+    k_heads: int
+    """As q_heads where there are no k."""
     head_dim: int
     pairs: int
     offset: int
@@ -166,7 +169,8 @@ def plan_launch(
         table_unit = _aligned_elements(FLOATS[first.table_dtype], aligned, [q.angles, k.angles])
     longest = _measure_longest(operands, slots, head_dim, pairs, first.components)
     variant = KernelVariant(
-        *(dtype, first.dtype, first.table_dtype, first.kind, head_dim, pairs, spec.rotary_offset),
+        *(dtype, first.dtype, first.table_dtype, first.kind, q.heads, k.heads),
+        *(head_dim, pairs, spec.rotary_offset),
         *(*get_interleaved(spec), spec.inverse),
         both=len(operands) == 2,
         q_in_place=in_place[0],
@@ -190,7 +194,7 @@ def plan_launch(
     if slots is not None:
         of_slots = *k.slots, slots.page, slots.limit, *_divide(cache_steps, unit)
     numbers = (
-        *(q.rows, q.lengths[1], q.heads, k.heads),
+        *(q.rows, q.lengths[1]),
         *_divide(chain(*steps), unit),
         *_divide(q.angles, table_unit),
         *norm_numbers,

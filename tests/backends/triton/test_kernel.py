@@ -143,9 +143,9 @@ def test_rows_at_any_address_leave_their_neighbours(backend, dtype, start, rng):
         compare(backend, made, memory)
 
 
-# What is rotated of 32 components, and weighted, and the first of the weights in memory.
+# What is rotated of 32 or 256 components, and weighted, and the first of the weights in memory.
 NORMS = [(32, 0, 32, 1), (32, 0, 32, 2), (16, 4, 16, 4), (32, 0, 0, 0), (16, 4, 32, 2)]
-NORMS += [(16, -16, 0, 0)]
+NORMS += [(16, -16, 0, 0), (256, 0, 256, 4)]
 
 
 @kernels("cuda", "triton", of_cuda=pytest.mark.slow)  # which has all kernels compiled once more
@@ -154,13 +154,14 @@ NORMS += [(16, -16, 0, 0)]
 def test_norms_are_within_two_ulp(backend, rotary_dim, offset, weights, start, layout, rng):
     """Of calls that are cached too: new, again, in place, and into slots; by keys of their own."""
     is_cuda = backend.path == "cuda"
-    if is_cuda and rotary_dim != (weights or 32):
+    head_dim = max(rotary_dim, 32)
+    if is_cuda and rotary_dim != (weights or head_dim):
         pytest.skip("its kernel normalizes what is rotated")
     rope = RoPE(layout=layout, rotary_dim=rotary_dim, rotary_offset=offset)
     slots = np.arange(10)[::-1].reshape(2, 5).copy()
     for i, dtype in enumerate(backend.floats):
         computed = np.dtype("float64" if dtype == "float64" else "float32")
-        q, k = (sample(rng, 2, 5, heads, 32, dtype=dtype) for heads in (3, 1))
+        q, k = (sample(rng, 2, 5, heads, head_dim, dtype=dtype) for heads in (3, 1))
         memory = sample(rng, start + 2 * weights, dtype=dtype if is_cuda else backend.floats[-i])
         host, made = (m[start:].reshape(2, weights) for m in (memory, backend.make(memory)))
         norms = [QKNorm(*(w if weights else ()), offset=float(i % 2)) for w in (host, made)]
@@ -169,7 +170,7 @@ def test_norms_are_within_two_ulp(backend, rotary_dim, offset, weights, start, l
         expected = truth(rope.apply, *wide, POSITIONS, norm=norms[0], **own)
         own = {name: backend.make(x) for name, x in own.items()}
         for kind in ("new", "new", "in place", "slots"):
-            x, y, cache = map(backend.make, (q, k, np.zeros((10, 1, 32), k.dtype)))
+            x, y, cache = map(backend.make, (q, k, np.zeros((10, 1, head_dim), k.dtype)))
             out = {"new": None, "in place": (x, y), "slots": (None, cache)}[kind]
             more = own | ({"slots": backend.make(slots)} if kind == "slots" else {})
             got = rope.apply(x, y, backend.make(POSITIONS), norm=norms[1], out=out, **more)
