@@ -30,15 +30,31 @@ static Index threadIdx, blockIdx, blockDim, gridDim;
 
 static ucontext_t scheduler;
 static std::vector<ucontext_t> threads;
+static std::vector<char> finished;
 static unsigned running;
+
+// What a GPU would refuse: an access, which the CPU does as -fsanitize=alignment calls this, or to
+// wait for a thread that is not there.
+static bool refused = false;
+extern "C" void __ubsan_handle_type_mismatch_v1(void *, void *) { refused = true; }
 
 static void __syncthreads() { swapcontext(&threads[running], &scheduler); }
 
-#include "rotate.cu"
+template <typename C> static C __shfl_xor_sync(unsigned mask, C value, unsigned apart) {
+  static C values[1024];
+  const unsigned first = running / 32 * 32, from = running ^ apart;
+  refused |= !(mask >> running % 32 & mask >> from % 32 & 1) || from / 32 != running / 32;
+  for (unsigned i = 0; i < 32; ++i) {
+    refused |= (mask >> i & 1) && (first + i >= finished.size() || finished[first + i]);
+  }
+  values[running] = value;
+  __syncthreads();
+  value = values[from];
+  __syncthreads();
+  return value;
+}
 
-// An address that a GPU would refuse: -fsanitize=alignment calls this, and the CPU reads on.
-static bool misaligned = false;
-extern "C" void __ubsan_handle_type_mismatch_v1(void *, void *) { misaligned = true; }
+#include "rotate.cu"
 
 using Kernel = void (*)(const void *);
 static Kernel kernel;
@@ -47,7 +63,6 @@ static const void *arguments;
 template <auto KERNEL> static void call(const void *words) {
   KERNEL(*static_cast<const Arguments *>(words));
 }
-static std::vector<char> finished;
 
 static void run_thread() {
   kernel(arguments);
@@ -89,7 +104,7 @@ static bool run(Kernel which, bool together, const unsigned *grid, const unsigne
   arguments = words;
   gridDim = {grid[0], grid[1], grid[2]};
   blockDim = {block[0], block[1], block[2]};
-  misaligned = false;
+  refused = false;
   for (unsigned i = 0; i < grid[0] * grid[1]; ++i) {
     blockIdx = {i % grid[0], i / grid[0], 0};
     if (together) {
@@ -101,5 +116,5 @@ static bool run(Kernel which, bool together, const unsigned *grid, const unsigne
       kernel(arguments);
     }
   }
-  return !misaligned;
+  return !refused;
 }

@@ -121,7 +121,9 @@ def plan_steps(
     inner, outer, *rest = [*rows, no_axis, no_axis][: max(len(rows), 2)]
     # As the kernel: accesses of a head, of which a thread has four in flight.
     at_once = 4 // (2 * pairs_a_thread * size // access)
-    grid, block = _choose_grid(lanes, sum(heads), at_once, inner.length, outer.length)
+    # A norm adds up in steps that halve the threads of a head.
+    threads = lanes if spec.norm is None else 1 << (lanes - 1).bit_length()
+    grid, block = _choose_grid(threads, sum(heads), at_once, inner.length, outer.length)
     norm = spec.norm and (1 / spec.rotary_dim, spec.norm.eps, spec.norm.weight_offset)
     bits_of_norm = np.array(norm or (0.0,) * 3).view(np.int64)
     flags = any(in_place), norm is not None

@@ -210,6 +210,7 @@ __device__ __forceinline__ bool find_slot(const Arguments &a, long long outer, l
 #define BLOCKS(source, norm) 2
 #endif
 #define THREADS 256
+#define WARP 32u
 
 // --- the kernel ---------------------------------------------------------------------------------
 
@@ -225,6 +226,34 @@ __device__ __forceinline__ C sum_squares(const W (&words)[WORDS]) {
     sum = plus(sum, times(C(x[i]), C(x[i])));
   }
   return sum;
+}
+
+// Add up what the threads of a head have, whose number in x is a power of two.
+template <typename C, int HEADS> __device__ __forceinline__ void sum_threads(C (&sums)[HEADS]) {
+  const unsigned thread = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
+  const unsigned count = blockDim.x < WARP ? blockDim.x : WARP, lane = thread % WARP;
+  const unsigned mask = ~0u >> (WARP - count) << (lane & ~(count - 1));
+  for (unsigned apart = 1; apart < count; apart *= 2) {
+#pragma unroll
+    for (int u = 0; u < HEADS; ++u) {
+      sums[u] = plus(sums[u], __shfl_xor_sync(mask, sums[u], apart));
+    }
+  }
+  if (blockDim.x <= WARP) return;
+  __shared__ C of_warps[HEADS][THREADS / WARP];
+  if (lane == 0) {
+#pragma unroll
+    for (int u = 0; u < HEADS; ++u) of_warps[u][thread / WARP] = sums[u];
+  }
+  __syncthreads();
+  const unsigned first = (thread - threadIdx.x) / WARP;
+#pragma unroll
+  for (int u = 0; u < HEADS; ++u) {
+    sums[u] = of_warps[u][first];
+#pragma unroll 1
+    for (unsigned i = 1; i < blockDim.x / WARP; ++i) sums[u] = plus(sums[u], of_warps[u][first + i]);
+  }
+  __syncthreads();  // before the sums of other heads are written
 }
 
 // Rotate the N pairs of a few words, with a norm by weights and the factor of their row.
@@ -256,7 +285,8 @@ __device__ __forceinline__ void turn(W (&results)[WORDS], const W (&words)[WORDS
 
 // T: of q and k. INTERLEAVED_IN, INTERLEAVED_OUT: whether pairs are (2i, 2i+1), else (i, i + r/2).
 // ACCESS: bytes of a load or store. IN_PLACE: whether q or k are overwritten. NORM: whether the
-// rotated slice is normalized; then a block has all threads of a head.
+// rotated slice is normalized; then a block has all threads of a head, and their number in x is a
+// power of two.
 template <typename T, bool INTERLEAVED_IN, bool INTERLEAVED_OUT, int ACCESS, int SOURCE,
           bool IN_PLACE, bool NORM>
 __global__ void __launch_bounds__(THREADS, BLOCKS(SOURCE, NORM))
@@ -274,12 +304,11 @@ __global__ void __launch_bounds__(THREADS, BLOCKS(SOURCE, NORM))
 
   const Strides &of_outer = a.outer_strides, &of_inner = a.inner_strides;
   const long long inner = static_cast<long long>(blockIdx.x) * blockDim.z + threadIdx.z;
-  const bool present = inner < a.inner;
-  if (!TOGETHER && !NORM && !present) return;
+  if (!TOGETHER && !NORM && inner >= a.inner) return;
   const int heads = static_cast<int>(a.heads), q_heads = static_cast<int>(a.q_heads);
   for (long long outer = blockIdx.y; outer < a.outer; outer += gridDim.y) {
-    for (int lane = threadIdx.x; lane < a.lanes; lane += blockDim.x) {
-      const bool turning = lane < a.turning;
+    for (int lane = threadIdx.x; lane < (NORM ? blockDim.x : a.lanes); lane += blockDim.x) {
+      const bool turning = lane < a.turning, present = inner < a.inner && lane < a.lanes;
       const int first = lane * N;
       // In a head: where the first access lies, read and written, and how far the next one is off.
       int from = static_cast<int>(a.before) + first * SIZE * (INTERLEAVED_IN ? 2 : 1);
@@ -319,23 +348,20 @@ __global__ void __launch_bounds__(THREADS, BLOCKS(SOURCE, NORM))
       }
 
       for (int base = 0; base < heads; base += step) {
-        if constexpr (TOGETHER || NORM) __syncthreads();
+        if constexpr (TOGETHER) __syncthreads();
         int head = base + threadIdx.y;
         C factors[HEADS];
         if constexpr (NORM) {
-          __shared__ C sums[HEADS][THREADS];
-          const int row = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x;
+          C sums[HEADS];
 #pragma unroll
           for (int u = 0; u < HEADS; ++u) {
             const bool summed = turning && present && head + u * blockDim.y < heads;
-            sums[u][row + threadIdx.x] = summed ? sum_squares<T, C>(words[u]) : C(0);
+            sums[u] = summed ? sum_squares<T, C>(words[u]) : C(0);
           }
-          __syncthreads();
+          sum_threads(sums);
 #pragma unroll
           for (int u = 0; u < HEADS; ++u) {
-            C sum = 0;
-            for (int i = 0; i < a.turning; ++i) sum = plus(sum, sums[u][row + i]);
-            factors[u] = reciprocal_root(plus(times(sum, C(a.share)), C(a.eps)));
+            factors[u] = reciprocal_root(plus(times(sums[u], C(a.share)), C(a.eps)));
           }
         }
 #pragma unroll

@@ -143,9 +143,9 @@ def test_rows_at_any_address_leave_their_neighbours(backend, dtype, start, rng):
         compare(backend, made, memory)
 
 
-# What is rotated of 32 or 256 components, and weighted, and the first of the weights in memory.
+# What is rotated of 32 components or of all, and weighted, and the first of the weights in memory.
 NORMS = [(32, 0, 32, 1), (32, 0, 32, 2), (16, 4, 16, 4), (32, 0, 0, 0), (16, 4, 32, 2)]
-NORMS += [(16, -16, 0, 0), (256, 0, 256, 4)]
+NORMS += [(16, -16, 0, 0), (96, 0, 96, 1), (256, 0, 256, 4)]
 
 
 @kernels("cuda", "triton", of_cuda=pytest.mark.slow)  # which has all kernels compiled once more
