@@ -37,7 +37,7 @@ REASON = "_native_missing.txt"
 ZIG = [sys.executable, "-m", "ziglang", "c++"]
 OLDEST = {"g++": 12, "clang++": 15}
 """The compilers that are looked for, and the first version of each that compiles the sources."""
-PLAIN_UNITS = ("entry", "call", "slots", "exact", "arrays", "module")
+PLAIN_UNITS = ("entry", "call", "slots", "exact", "signature", "arrays", "module")
 """Sources that are compiled once, for all instruction sets."""
 FLAGS = (
     *("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti"),

@@ -75,6 +75,7 @@ PyObject *numpy_types[2], *numpy_dtypes[NO_DTYPE], *torch_types[2];
 bool fields_agree;                 // else numpy's arrays are described
 const DLExchange* torch_exchange;  // null: tensors are
 
+const Device CPU = {1, 0};
 const int ALIGNED = 0x100, WRITEABLE = 0x400;  // of numpy's flags
 const unsigned NUMPY_ABI = 0x2000000;
 
@@ -86,14 +87,14 @@ void read_numpy(const NumpyArray* a, Array& x) {
     x.shape[i] = a->dimensions[i], x.strides[i] = a->strides[i];
 }
 
-bool read_torch(PyObject* object, Array& x) {
+bool read_torch(PyObject* object, Array& x, Device& device) {
   DLTensor t;
   if (torch_exchange->view(object, &t)) {
     PyErr_Clear();
     return false;
   }
   x.data = (char*)t.data + t.byte_offset, x.ndim = t.ndim, x.dtype = NO_DTYPE, x.writeable = true;
-  if (t.device_type != 1) return false;
+  device = {t.device_type, t.device_id};
   if (t.code == 2)
     x.dtype = t.bits == 16 ? FLOAT16 : t.bits == 32 ? FLOAT32 : t.bits == 64 ? FLOAT64 : NO_DTYPE;
   if (t.code == 4 && t.bits == 16) x.dtype = BFLOAT16;
@@ -141,19 +142,21 @@ static bool read_described(PyObject* object, Library library, Array& x) {
   return true;
 }
 
-bool read_fields(PyObject* object, Library library, Array& x) {
+bool read_fields(PyObject* object, Library library, Array& x, Device* device) {
   bool known = false;
+  Device own = CPU;
   if (library == NUMPY && fields_agree) {
     read_numpy((const NumpyArray*)object, x);
     if (!(((const NumpyArray*)object)->flags & ALIGNED)) return false;
     known = x.dtype != NO_DTYPE;  // bfloat16 may be a dtype that came later
   } else if (library == TORCH && torch_exchange) {
-    if (!read_torch(object, x)) return false;
+    if (!read_torch(object, x, own) || (!device && own.type != CPU.type)) return false;
     known = true;
   }
   if (!known && (library == OTHER || !read_described(object, library, x))) return false;
   if (x.dtype == NO_DTYPE || x.ndim > MAX_DIMS) return false;
   x.extent = measure(x, INT64_MAX);
+  if (device) *device = own;
   return true;
 }
 

@@ -72,10 +72,15 @@ enum {
 };
 extern PyObject* functions[3][FUNCTIONS];
 
+struct Device {
+  int32_t type, number;  // as DLPack has them
+};
+
 // Reads an aligned array of a library, by its fields where they are known, or by what its
 // describe(x) returns: its address, the number of its dtype, its shape, its strides in bytes, and
-// whether it is writeable. Returns false where it cannot, mostly without an error.
-bool read_fields(PyObject* object, Library library, Array& x);
+// whether it is writeable. Returns false where it cannot, mostly without an error; so does it where
+// the memory is not a CPU's, unless `device` is to tell whose.
+bool read_fields(PyObject* object, Library library, Array& x, Device* device = nullptr);
 
 // Does the same for any object, which is one of torch if its class is not known. Sets an error and
 // returns false if it does not fit. An array without memory, such as a functional tensor, is

@@ -76,3 +76,4 @@ PyObject* look_up_angles(PyObject*, PyObject* const* args, Py_ssize_t count);
 PyObject* multiply_angles(PyObject*, PyObject* const* args, Py_ssize_t count);  // exact.cpp
 PyObject* accumulate_angles(PyObject*, PyObject* const* args, Py_ssize_t count);
 PyObject* set_up_calls(PyObject*, PyObject* args);
+PyObject* sign_tensors(PyObject*, PyObject* const* args, Py_ssize_t count);  // signature.cpp

@@ -47,7 +47,8 @@ bool asks_true(PyObject* x, int function) {
   return is_true(PyObject_CallFunctionObjArgs(functions[TORCH][function], x, nullptr), true);
 }
 
-// Whether a mode, transform, tracer or profiler sees operations on tensors.
+}  // namespace
+
 bool is_observed() {
   if (is_true(ask(TORCH, FUNCTION_MODES), true)) return is_true(ask(TORCH, IS_OBSERVED), true);
   Ref level(PyObject_GetAttr(functions[TORCH][FORWARD_MODE], names[LEVEL_NAME]));
@@ -57,6 +58,20 @@ bool is_observed() {
          is_true(ask(TORCH, TRANSFORMS), true) || is_true(ask(TORCH, DISPATCH_MODES), true) ||
          is_true(ask(TORCH, IS_PROFILED), true);
 }
+
+bool may_record() { return is_true(ask(TORCH, IS_GRAD_ENABLED), true); }
+
+bool counts_versions(Library library) {
+  return library == TORCH && !is_true(ask(TORCH, IS_INFERENCE_ENABLED), false);
+}
+
+bool has_version(PyObject* tensor) {
+  Ref version(PyObject_GetAttr(tensor, names[VERSION]));
+  if (!version.object) PyErr_Clear();
+  return version.object;
+}
+
+namespace {
 
 bool read_float(PyObject* object, double& to) {
   if (Py_TYPE(object) != &PyFloat_Type) return false;
@@ -87,8 +102,8 @@ void free_handles(PyObject* capsule) {
 
 }  // namespace
 
-bool read(const Entry& e, PyObject* object, Library library, Array& x) {
-  if (library == OTHER || !read_fields(object, library, x) || !(x.data || is_empty(x)))
+bool read(const Entry& e, PyObject* object, Library library, Array& x, Device* device) {
+  if (library == OTHER || !read_fields(object, library, x, device) || !(x.data || is_empty(x)))
     return false;
   if (library == NUMPY) return true;
   if (asks_true(object, IS_NEGATED)) return false;
@@ -146,7 +161,7 @@ bool takes(Entry& e, PyObject* x) {
   }
   if (e.library == TORCH) {
     if (is_observed()) return false;
-    e.records = !(e.how & RECORDED) && is_true(ask(TORCH, IS_GRAD_ENABLED), true);
+    e.records = !(e.how & RECORDED) && may_record();
   }
   return true;
 }
@@ -203,8 +218,7 @@ bool read_arrays(Entry& e, PyObject* q, PyObject* k, PyObject* axis_names, PyObj
   }
   if (e.arrays > 1 && (!PyTuple_CheckExact(out) || PyTuple_Size(out) != 2)) return false;
   if (e.to_slots && e.arrays < 2) return false;
-  // Tensors that were made under inference_mode have no version, and are written only there.
-  const bool tracked = e.library == TORCH && !is_true(ask(TORCH, IS_INFERENCE_ENABLED), false);
+  const bool versions = counts_versions(e.library);
   for (int i = 0; i < e.arrays; i++) {
     PyObject* y = e.arrays > 1 ? PyTuple_GetItem(out, i) : out;
     const bool is_cache = e.to_slots && i == 1;
@@ -218,10 +232,7 @@ bool read_arrays(Entry& e, PyObject* q, PyObject* k, PyObject* axis_names, PyObj
     if (!is_cache &&
         (to.ndim != from.ndim || memcmp(to.shape, from.shape, to.ndim * sizeof(I)) != 0))
       return false;
-    if (tracked) {
-      Ref version(PyObject_GetAttr(y, names[VERSION]));
-      if (!version.object) return PyErr_Clear(), false;
-    }
+    if (versions && !has_version(y)) return false;
   }
   return copy_stepped(e);
 }

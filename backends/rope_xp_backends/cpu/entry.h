@@ -1,4 +1,4 @@
-// What exact.cpp shares with the entry: arguments as users write them.
+// What the entry shares with others: arguments as users write them, and what sees tensors.
 #pragma once
 #include "call.h"
 
@@ -27,8 +27,19 @@ struct Entry {
 // Whether calls on arrays like x are taken, as nothing sees or changes what happens to them.
 bool takes(Entry& e, PyObject* x);
 
+// Whether a mode, transform, tracer or profiler sees operations on tensors.
+bool is_observed();
+
+// Whether autograd records operations on tensors.
+bool may_record();
+
+// Whether versions of tensors grow as they are written. Those that were made under inference_mode
+// have none, and are written only there.
+bool counts_versions(Library library);
+bool has_version(PyObject* tensor);
+
 // Reads an array, of which no gradient is recorded.
-bool read(const Entry& e, PyObject* object, Library library, Array& x);
+bool read(const Entry& e, PyObject* object, Library library, Array& x, Device* device = nullptr);
 
 // Reads an array of positions, or numbers of Python, into a place of its own.
 bool read_positions(Entry& e, PyObject* positions, int place, Array& x);

@@ -105,6 +105,7 @@ PyMethodDef methods[] = {
     {"rotate", (PyCFunction)(void*)rotate, METH_FASTCALL, nullptr},
     {"multiply_angles", (PyCFunction)(void*)multiply_angles, METH_FASTCALL, nullptr},
     {"accumulate_angles", (PyCFunction)(void*)accumulate_angles, METH_FASTCALL, nullptr},
+    {"sign_tensors", (PyCFunction)(void*)sign_tensors, METH_FASTCALL, nullptr},
     {"read_tables", read_tables, METH_VARARGS, nullptr},
     {"set_up_dtypes", set_up_dtypes, METH_O, nullptr},
     {"set_up_calls", set_up_calls, METH_VARARGS, nullptr},

@@ -1,6 +1,7 @@
 """Calls on tensors as users write them: by the native entry, or like earlier ones on a GPU."""
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -35,9 +36,7 @@ def _rotate_otherwise(function: Callable[..., Any], call: tuple[Any, ...], place
     arrays = call[place : place + 2]
     if not has_torch_function(arrays):
         if arrays[0].device.type in library.DEVICES:
-            from . import gpu_calls  # for what a CPU does not need
-
-            return getattr(gpu_calls, function.__name__)(*call)
+            return _load_gpu_calls()[function.__name__](*call)
         if call[place + 5] is None and torch.is_grad_enabled():
             from . import recorded
 
@@ -54,6 +53,13 @@ def _rotate_otherwise(function: Callable[..., Any], call: tuple[Any, ...], place
         return None
     plain = [x if type(x) in PLAIN or x is None else x.as_subclass(torch.Tensor) for x in arrays]
     return function(*call[:place], *plain, *call[place + 2 :])
+
+
+@cache
+def _load_gpu_calls() -> dict[str, Callable[..., Any]]:
+    from . import gpu_calls  # which a CPU does not need
+
+    return {f.__name__: f for f in (gpu_calls.rotate_by_rope, gpu_calls.rotate_by_tables)}
 
 
 def _is_transparent(cls: type) -> bool:

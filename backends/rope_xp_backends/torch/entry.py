@@ -63,6 +63,7 @@ def _decline(*_: Any) -> None:
     """Leave a call to the slow path."""
 
 
+sign_tensors = getattr(native.module, "sign_tensors", _decline)
 native_rotate_by_rope = getattr(native.module, "rotate_by_rope", _decline)
 native_rotate_by_tables = getattr(native.module, "rotate_by_tables", _decline)
 native_look_up_angles = getattr(native.module, "look_up_angles", _decline)

@@ -28,7 +28,7 @@ from rope_xp_backends.gpu.triton_plan import (
 from . import private
 from .library import NAMES, Tensors
 from .op_args import OpArgs
-from .results import allocate_result, bump_versions
+from .results import allocate_result, bump_versions, find_allocator
 
 RunKernel: TypeAlias = Callable[..., None]
 
@@ -80,6 +80,8 @@ class TritonLaunch:
 
     run: RunKernel
     plan: TritonPlan
+    allocate: Callable[[torch.Tensor], torch.Tensor]
+    """Returns memory for a result."""
     components: bool
     """Whether the kernel reads which position component each frequency takes."""
 
@@ -96,7 +98,7 @@ class TritonLaunch:
 
         ``rows`` are positions, or cos and sin, of q, then those of k where they differ.
         """
-        results = tuple([allocate_result(x) for x in arrays]) if out is None else out
+        results = tuple(map(self.allocate, arrays)) if out is None else out
         # The kernel reads nothing from an absent tensor, but wants an address.
         apart = self.plan.variant.apart
         if tables is None:
@@ -180,7 +182,8 @@ def _load_launch(planned: TritonPlan, arrays: Tensors, op_args: OpArgs) -> Trito
     device = arrays[0].device
     give_up = not private.is_capturing(device)
     kernel = KERNELS.get((planned.variant, device.index), give_up=give_up)
-    return TritonLaunch(kernel, planned, op_args.components is not None)
+    allocate = find_allocator(arrays)
+    return TritonLaunch(kernel, planned, allocate, op_args.components is not None)
 
 
 def _read_dtypes(x: torch.Tensor) -> tuple[torch.dtype, ...]:

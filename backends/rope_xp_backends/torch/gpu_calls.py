@@ -1,15 +1,14 @@
 """Launches of Triton's kernel for calls like earlier ones, as to plan one takes far longer.
 
-A key holds a rope or options, and the class, dtype, shape, strides and alignment of every tensor. A
-launch holds no tensors, and refers to tables weakly. Calls that may be errors, such as results that
-may overlap, are left to the slow path.
+A key holds a rope or options, and what the native module reads of tensors. Without that module all
+calls are planned. A launch holds no tensors, and refers to tables weakly. Calls that may be errors,
+such as results that may overlap, are left to the slow path.
 """
 
 import weakref
 from collections.abc import Hashable
 from dataclasses import replace
 from functools import partial
-from operator import is_
 from typing import Any, NamedTuple
 
 import torch
@@ -17,17 +16,15 @@ import torch
 from rope_xp._arguments.table_forms import COLUMN_FORMS, one_per_pair
 from rope_xp._core.caches import BoundedCache
 from rope_xp._core.call import Call, TableLookup
-from rope_xp._core.memory import ACCESS
 from rope_xp._dispatch import choose, heads
 from rope_xp._dispatch.choose import choice
 from rope_xp._dispatch.how import ONE, builders
 from rope_xp._rotation import portable
 from rope_xp.norm import QKNorm, describe_norm, read_norm
 
-from . import gpu, private, recorded
-from .library import Tensors, is_plain
+from . import entry, gpu, private, recorded
+from .library import Tensors
 from .op_args import build_op_args
-from .results import allocate_result
 
 _INTEGERS = (torch.int64, torch.int32)
 
@@ -109,11 +106,12 @@ def _sign(
     how: int,
 ) -> Signature | None:
     """Return the signature of a call, None where the slow path has to look."""
-    x, weights, outs = arrays[0], (), (out,) if how & ONE and out is not None else out
+    weights, outs = (), (out,) if how & ONE and out is not None else out
     fits_norm = norm is None or (type(norm) is QKNorm and not norm.round_between)
     if not (_fit_results(outs, slots, len(arrays)) and fits_norm):
         return None
-    if private.is_observed() or private.is_capturing(x.device):
+    device = arrays[0].device
+    if private.is_capturing(device):
         return None
     if norm is not None:
         described, weights = describe_norm(norm, len(arrays))
@@ -123,18 +121,13 @@ def _sign(
         saved = _save_angles(angle_inputs)
         if saved is None:
             return None
-    written = tuple([y for y in outs or () if y is not None])
-    read = arrays + written + weights + angle_inputs + (() if slots is None else (slots,))
-    if any(y.is_inference() for y in written) and not torch.is_inference_mode_enabled():
+    others = weights + angle_inputs + (() if slots is None else (slots,))
+    signed = entry.sign_tensors(arrays, others, outs or (), saved is not None)
+    if signed is None:
         return None
-    if not all(_can_read(t, x.device, recorded=saved is not None) for t in read):
-        return None
-    in_place = outs and tuple(map(is_, arrays, outs))
-    key: list[Hashable] = [*options, choice.name, in_place, saved is None, slots is None]
-    key += x.device, private.current_stream(x.device)  # as tables must know streams that read them
-    for t in read:  # kernels are compiled for alignments
-        key += t.dtype, t.shape, t.stride(), t.data_ptr() % ACCESS
-    return Signature(tuple(key), arrays, weights, angle_inputs, outs, slots, saved)
+    stream = private.current_stream(device)  # as tables must know streams that read them
+    key = signed, *options, choice.name, saved is None, slots is None, stream
+    return Signature(key, arrays, weights, angle_inputs, outs, slots, saved)
 
 
 def _save_angles(angle_inputs: Tensors) -> Tensors | None:
@@ -154,49 +147,16 @@ def _fit_results(outs: Any, slots: Any, count: int) -> bool:
     return outs[0] is not None if slots is None else type(slots) is torch.Tensor
 
 
-def _can_read(x: torch.Tensor, device: torch.device, *, recorded: bool) -> bool:
-    """Return whether a kernel reads a tensor, and no gradient is lost."""
-    # A functional tensor looks plain, and has no memory.
-    is_here = is_plain(x) and x.device == device and x.data_ptr() != 0
-    return is_here and (recorded or not (x.requires_grad and torch.is_grad_enabled()))
-
-
 def _launch(cached: Any, signature: Signature) -> Tensors | None:
     launch, table_ref = cached
     _, arrays, weights, angle_inputs, out, slots, _ = signature
     tables = None if table_ref is None else table_ref()
     if (table_ref is not None and tables is None) or not gpu.is_current(arrays[0]):
         return None
-    if out is not None and not _are_apart(signature):
-        return None
-    with torch.no_grad():
-        if out is not None and out[0] is None:
-            out = allocate_result(arrays[0]), out[1]
-        results: Tensors = launch(arrays, weights, angle_inputs, out, tables, slots)
+    if out is not None and out[0] is None:
+        out = launch.allocate(arrays[0]), out[1]
+    results: Tensors = launch(arrays, weights, angle_inputs, out, tables, slots)
     return results
-
-
-def _are_apart(signature: Signature) -> bool:
-    """Return whether no result overlaps anything else that is read or written."""
-    _, arrays, weights, angle_inputs, out, slots, _ = signature
-    written = [y for y in out or () if y is not None]
-    read = [x for x, y in zip(arrays, out or (), strict=True) if x is not y]
-    read += weights + angle_inputs + (() if slots is None else (slots,))
-    ranges = [_byte_range(x) for x in (*written, *read)]
-    return all(
-        end <= other_start or other_end <= start
-        for i, (start, end) in enumerate(ranges[: len(written)])
-        for other_start, other_end in ranges[i + 1 :]
-    )
-
-
-def _byte_range(x: torch.Tensor) -> tuple[int, int]:
-    """Return where a tensor begins and ends; torch has no negative strides."""
-    start = x.data_ptr()
-    if x.is_contiguous():
-        return start, start + x.nbytes
-    last = sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
-    return start, start + (last + 1) * x.element_size() if x.numel() else start
 
 
 def _keep_launch(call: Call, signature: Signature, results: Tensors) -> None:

@@ -12,6 +12,7 @@ MORE = [CORE / f"test_{name}.py" for name in ("slots", "frequencies", "cumulativ
 NATIVE = "numpy and not chunked and not portable and not cuda"
 ADDRESSES = [
     *(("-k", "native and not torch", CPU / "test_kernels.py"), (CORE / "test_entry.py",)),
+    (TESTS / "backends" / "torch" / "test_signatures.py",),
     *(("-k", f"({NATIVE}) or lies", *MORE), ("-m", "fuzz", "-k", NATIVE, TESTS / "fuzz")),
 ]
 THREADS = [("-k", "any_number or eight or outlives", CPU / "test_threads.py")]

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import shutil
+import sys
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -16,6 +17,7 @@ from rope_xp._dispatch.kernels import Kernels
 
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
+pytest.importorskip("rope_xp_backends.cpu._native")  # which reads tensors for launches
 
 from rope_xp_backends.torch import gpu, library  # noqa: E402  # they need torch
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402  # it needs torch
@@ -126,8 +128,13 @@ def test_calls_like_earlier_ones_are_launched_without_a_plan(compile_by, monkeyp
     for call in calls:
         call()
     monkeypatch.setattr(gpu, "plan_launch", lambda *_: pytest.fail("it was planned again"))
+    functions: list[object] = []
     for call in calls:
+        functions.clear()
+        sys.setprofile(lambda frame, event, _: event == "call" and functions.append(frame.f_code))
         call()
+        sys.setprofile(None)
+        assert len(functions) < 45  # of Python, which take most of the time
     assert len(launched) == 2 * len(calls)
     assert rope.rotate(leaf).requires_grad
     with pytest.raises(pytest.fail.Exception):
