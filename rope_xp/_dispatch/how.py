@@ -1,8 +1,10 @@
 """What a call asks for, but for its arguments. entry.cpp has the same numbers."""
 
 from collections.abc import Callable
+from typing import Any
 
 from rope_xp._core.call import Call
+from rope_xp._core.typing import Array
 
 BOTH = 0
 """To rotate q and k."""
@@ -24,3 +26,24 @@ builders: dict[str, Callable[..., Call]] = {}
 
 Filled by :mod:`rope_xp._arguments`, a layer above backends, of which some need them.
 """
+
+
+def build_call(
+    head: tuple[Any, ...],
+    arrays: tuple[Array, ...],
+    angles: Any,
+    axes: Any,
+    out: Any,
+    norm: Any,
+    how: int,
+) -> Call:
+    """Check the arguments of a call that was not run as it was written.
+
+    ``head`` is what calls have before q: a rope, or the slice of tables and their form. ``angles``
+    are positions of q and of k, or cos and sin with one column a pair.
+    """
+    if len(head) > 1:
+        return builders["rotate_by_tables"](head, arrays, angles, axes, out, norm, how)
+    positions, k_positions = angles
+    build = builders["rotate_by_rope"]
+    return build(*head, arrays, positions, axes, out, norm, how, k_positions)

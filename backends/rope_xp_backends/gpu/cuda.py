@@ -6,10 +6,11 @@ it on the CPU, from the same source.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from rope_xp._core.call import Call, CosSin, RotationSpec, get_interleaved
 from rope_xp._core.memory import Memory, StridedLayout, alignment
+from rope_xp._core.tables import DigitTables
 from rope_xp._core.typing import Array
 from rope_xp._dispatch.backend import Backend
 from rope_xp._dispatch.kernels import decline_norm, decline_slots
@@ -66,43 +67,81 @@ def build_launches(call: Call, outs: Arrays, contiguous: Contiguous) -> list[Cud
 
     Arrays and results must have a contiguous last axis and addresses aligned to their elements.
     """
-    call = replace(call, out=outs)
-    if len(call.angles) > 1 or call.arrays[0].dtype != call.arrays[-1].dtype:
-        q, k = replace(call, slots=None).split(one_dtype=True)
-        k = replace(k, slots=call.slots)
-        return _launch_part(q, contiguous) + _launch_part(k, contiguous)
-    return _launch_part(call, contiguous)
+    planned = [plan_part(part, contiguous) for part in split_call(replace(call, out=outs))]
+
+    def point(x: Array) -> int:
+        return _memory(call.backend, x).pointer
+
+    return [launch for part in planned for launch in place(point, *part)]
 
 
-def _launch_part(call: Call, contiguous: Contiguous) -> list[CudaLaunch]:
-    """Return the launches of arrays of one dtype, which share their angles.
+def split_call(call: Call) -> tuple[Call, ...]:
+    """Return q and k apart where a launch does not take both."""
+    if len(call.angles) == 1 and call.arrays[0].dtype == call.arrays[-1].dtype:
+        return (call,)
+    q, k = replace(call, slots=None).split(one_dtype=True)
+    return q, replace(k, slots=call.slots)
+
+
+class Operands(NamedTuple):
+    """The arrays that a launch reads and writes."""
+
+    arrays: Arrays
+    """q and k; a single array stands for both."""
+    outs: Arrays
+    angles: Arrays
+    """Positions, if there are any, or cos and sin."""
+    weights: Arrays
+    slots: Array | None
+    tables: tuple[Array | None, ...]
+    """The digit tables, and the components of pairs; none of them where cos and sin are given."""
+
+
+def place(
+    point: Callable[[Array], int], steps: tuple[CudaLaunch, ...], operands: Operands
+) -> list[CudaLaunch]:
+    """Return planned launches with the addresses of arrays, which ``point`` returns."""
+    arrays, outs, angles, weights, slots, tables = operands
+    pair = *_pair(arrays), *_pair(outs)
+    held = *pair, *[*angles, None, None][:2], *(tables or (None,) * 4), slots
+    pointers = [0 if x is None else point(x) for x in held]
+    of_weights = [point(x) for x in _pair(weights)] or [0, 0]
+    launches = []
+    for step in steps:
+        params = step.params.copy()
+        params[:POINTERS] += pointers
+        params[WEIGHTS] += of_weights
+        launches.append(step._replace(params=params, pinned=operands))
+    return launches
+
+
+def plan_part(call: Call, contiguous: Contiguous) -> tuple[tuple[CudaLaunch, ...], Operands]:
+    """Return the launches of arrays of one dtype, which share their angles, without addresses.
 
     A single array stands for q and k, of which only one has heads: k if it goes to slots.
     """
     backend, spec, slots, slot_layout = call.backend, call.spec, call.slots, None
     source, angles, tables = _locate_angles(call, contiguous)
-    pinned, arrays, outs = angles, _pair(call.arrays), _pair(call.out or ())
-    has_q = slots is None or len(call.arrays) > 1
-    memories = [_memory(backend, x) for x in (*arrays, *outs)]
+    arrays, outs = call.arrays, call.out or ()
+    has_q = slots is None or len(arrays) > 1
+    memories = [_memory(backend, x) for x in (*_pair(arrays), *_pair(outs))]
     angle_memories = [_memory(backend, x) for x in angles]
     in_place = tuple(memories[i].pointer == memories[i + 2].pointer for i in range(2))
     if any(in_place) and _needs_more_blocks(spec, arrays[0].shape[-1], all(in_place)):
-        pinned += (copies := tuple(contiguous(x) for x in call.arrays))
-        in_place = (False, False)
-        memories[:2] = [_memory(backend, x) for x in _pair(copies)]
+        arrays, in_place = tuple(contiguous(x) for x in arrays), (False, False)
+        memories[:2] = [_memory(backend, x) for x in _pair(arrays)]
     layouts = _list_layouts(memories)
     if slots is not None:
         own = _list_layouts([_memory(backend, slots.numbers)])[0]
         dtype, of_sequences = backend.dtype_name(slots.numbers), slots.of_sequences
         key, slot_layout = lay_out_keys(layouts[3], layouts[1], own, dtype, spec, of_sequences)
         layouts = (*layouts[:2], layouts[2] if has_q else key, key)
-        pinned += (slots.numbers,)
-    weights = [_memory(backend, weight).pointer for weight in _pair(_list_weights(call))]
+    weights = tuple(_list_weights(call))
     steps = plan_steps(
         layouts,
-        (has_q, not has_q or len(call.arrays) > 1),
+        (has_q, not has_q or len(arrays) > 1),
         in_place,
-        alignment(*weights, *(x.pointer for x in memories)),
+        alignment(*(_memory(backend, w).pointer for w in weights), *(x.pointer for x in memories)),
         backend.dtype_name(arrays[0]),
         source,
         _list_layouts(angle_memories),
@@ -111,19 +150,7 @@ def _launch_part(call: Call, contiguous: Contiguous) -> list[CudaLaunch]:
         spec,
         slot_layout,
     )
-    others = (*tables, slots and slots.numbers)
-    pointers = [
-        *(x.pointer for x in memories),
-        *[*(x.pointer for x in angle_memories), 0, 0][:2],
-        *(0 if x is None else _memory(backend, x).pointer for x in others),
-    ]
-    launches = []
-    for step in steps:
-        params = step.params.copy()
-        params[:POINTERS] += pointers
-        params[WEIGHTS] += weights or [0, 0]
-        launches.append(step._replace(params=params, pinned=pinned))
-    return launches
+    return steps, Operands(arrays, outs, angles, weights, slots and slots.numbers, tables)
 
 
 def _pair(arrays: Sequence[Array]) -> Arrays:
@@ -136,13 +163,12 @@ def _locate_angles(
 ) -> tuple[int, Arrays, tuple[Array | None, ...]]:
     """Return the source of angles, positions or cos and sin, and the digit tables."""
     angles, arrays = call.angles[0], []
-    tables: tuple[Array | None, ...] = (None,) * 4
+    tables: tuple[Array | None, ...] = ()
     if isinstance(angles, CosSin) or not portable.is_read_on_gpu(call, angles):
         source, arrays = COS_SIN, [*portable.cos_sin(call, angles)]
     else:
         source, arrays = TABLE_LOOKUP, [] if angles.whole is None else [angles.whole]
-        low, middle, high, _, component = angles.tables
-        tables = low, middle, high, component
+        tables = list_tables(angles.tables)
         if arrays and angles.components:
             source = COMPONENTS
     for i, x in enumerate(arrays):
@@ -151,6 +177,11 @@ def _locate_angles(
         if not (contiguous_rows and _has_aligned_elements(memory)):
             arrays[i] = contiguous(x)
     return source, tuple(arrays), tables
+
+
+def list_tables(tables: DigitTables) -> tuple[Array | None, ...]:
+    """Return what the kernel reads of digit tables."""
+    return tables.low, tables.middle, tables.high, tables.component
 
 
 def _has_aligned_elements(memory: Memory) -> bool:

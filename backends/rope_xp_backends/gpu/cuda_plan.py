@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import chain, product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -10,7 +10,6 @@ from rope_xp._core.caches import cached
 from rope_xp._core.call import RotationSpec, get_interleaved
 from rope_xp._core.dtypes import FLOATS
 from rope_xp._core.memory import ACCESS, CollapsedDim, StridedLayout, alignment
-from rope_xp._core.typing import Array
 
 from . import SlotLayout, collapse_operands
 
@@ -65,8 +64,8 @@ class CudaLaunch(NamedTuple):
     block: tuple[int, int, int]
     params: np.ndarray
     """int64; ``Arguments`` of the kernel. A plan has offsets to add to pointers."""
-    pinned: tuple[Array, ...] = ()
-    """Arrays that the launch reads besides q and k, which must outlive it."""
+    pinned: tuple[Any, ...] = ()
+    """What the launch reads and writes, which must outlive it."""
 
     @property
     def argument(self) -> np.ndarray:

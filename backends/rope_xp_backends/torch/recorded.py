@@ -12,11 +12,11 @@ import numpy as np
 import torch
 
 from rope_xp._arguments.table_forms import COLUMN_FORMS, one_per_pair
-from rope_xp._core.call import Call, NormSpec, RotationSpec
+from rope_xp._core.call import NormSpec, RotationSpec
 from rope_xp._core.slices import slice_of
 from rope_xp._dispatch import choose
 from rope_xp._dispatch.find import require_backend
-from rope_xp._dispatch.how import CHECK_COLUMNS, ONE, RECORDED, TRANSPOSED, builders
+from rope_xp._dispatch.how import CHECK_COLUMNS, ONE, RECORDED, TRANSPOSED, build_call
 from rope_xp.norm import QKNorm, describe_norm, read_norm
 
 from . import derivative, entry
@@ -219,14 +219,3 @@ def transpose(
         angles = tuple([one_per_pair(t, COLUMN_FORMS[head[3]]) for t in saved])
     flags = (how ^ TRANSPOSED) & ~CHECK_COLUMNS  # they fitted the arrays
     return choose.run(build_call(head, grads, angles, axes, None, None, flags))
-
-
-def build_call(
-    head: tuple[Any, ...], arrays: Tensors, angles: Any, axes: Any, out: Any, norm: Any, how: int
-) -> Call:
-    """Check the arguments of a call that the entry did not take; of tables, one column a pair."""
-    if len(head) > 1:
-        return builders["rotate_by_tables"](head, arrays, angles, axes, out, norm, how)
-    positions, k_positions = angles
-    build = builders["rotate_by_rope"]
-    return build(*head, arrays, positions, axes, out, norm, how, k_positions)

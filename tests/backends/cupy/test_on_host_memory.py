@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from rope_xp_backends.gpu import cuda
 from support import cuda_on_cpu
 from support.bits import sample
 from support.equality import LAYOUTS
@@ -54,10 +55,11 @@ def host(monkeypatch):
     monkeypatch.setattr(glue, "compile_kernel", compiled)
     monkeypatch.setattr(cupy.cuda, "Device", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(cupy.cuda, "get_current_stream", lambda: STREAM)
+    monkeypatch.setattr(cupy.cuda.runtime, "getDevice", lambda: 0)
     monkeypatch.setattr(cupy, "asarray", lambda x: on_host(np.array(x)))
     monkeypatch.setattr(cupy, "array", lambda x, order: on_host(read(x)))
     monkeypatch.setattr(cupy, "empty", lambda shape, dtype: on_host(np.empty(shape, dtype)))
-    monkeypatch.setattr(cupy, "empty_like", lambda x: on_host(np.empty_like(read(x))))
+    monkeypatch.setattr(cupy, "empty_like", lambda x, **_: on_host(np.empty_like(read(x))))
     monkeypatch.setattr(glue.BACKEND, "paths", (glue.Cuda(),))
     synchronized = []
     monkeypatch.setattr(glue.BACKEND, "synchronize", synchronized.append)
@@ -94,6 +96,39 @@ def test_calls_with_cupy_equal_numpy(host, layout, dtype, axes, rng):
             assert type(x) is cupy.ndarray
             np.testing.assert_array_equal(read(x), y)
     assert rope_xp.explain(q, k, POSITIONS, rope, axes=axes).path == "cuda"
+
+
+def call_every_way(make, q, k, cache, weights):
+    """Yield results of calls on arrays that ``make`` makes of numpy's. The last are in place."""
+    rope, at, slots = RoPE(base=777.0, layout="half"), make(np.array([5])), make(np.array([[3]]))
+    tables = [make(t) for t in rope.cos_sin([5], 8)]
+    norm = rope_xp.QKNorm(*map(make, weights))
+    q, k, cache = make(q), make(k), make(cache)
+    yield rope.apply(q, k, at)
+    yield rope.apply(q, k)
+    yield rope.apply(q, k, at, norm=norm)
+    yield (rope.unrotate(q, at),)
+    yield (rope_xp.apply_tables(k, *tables, layout="half"),)
+    yield rope.apply(q, k, at, slots=slots, out=(None, cache))
+    yield rope.apply(q, k, at, out=(q, k))
+
+
+def test_calls_like_earlier_ones_are_launched_without_a_plan(host, monkeypatch, rng):
+    """On other arrays; and any that may be an error is planned again."""
+    shapes = (1, 1, 4, 8), (1, 1, 2, 8), (6, 2, 8), (2, 8)
+    for _ in range(2):
+        given = [sample(rng, *shape) for shape in shapes]
+        got = call_every_way(on_host, *[x.copy() for x in given])
+        for results, expected in zip(got, call_every_way(np.copy, *given), strict=True):
+            for x, y in zip(results, expected, strict=True):
+                np.testing.assert_allclose(read(x), y, rtol=1e-6)  # a norm differs by 2 ulp
+        monkeypatch.setattr(cuda, "plan_steps", lambda *_: pytest.fail("it was planned again"))
+    memory = ones(1, 1, 8, 8)
+    with pytest.raises(RopeError, match="overlap"):
+        rope_xp.apply(*[ones(*x) for x in shapes[:2]], out=(memory[:, :, :4], memory[:, :, 3:5]))
+    caches.clear_caches()
+    with pytest.raises(pytest.fail.Exception):
+        list(call_every_way(on_host, *given))
 
 
 def test_tables_are_waited_for_once_and_freed_without_a_pool(host, monkeypatch):
