@@ -20,9 +20,9 @@ from rope_xp._bench.targets import Target
 
 COPY, FLAT_COPY = "copy", "flat copy"
 FORWARD, BOTH = "forward", "forward and backward"
-US, IN_PLACE, ANGLES, IN_JIT, COMPILED = OURS = (
-    *("rope_xp", "rope_xp in place", "rope_xp given angles", "rope_xp in jit"),
-    "rope_xp compiled",
+US, IN_PLACE, ANGLES, NORMED, IN_JIT, COMPILED = OURS = (
+    *("rope_xp", "rope_xp in place", "rope_xp given angles", "rope_xp with a norm"),
+    *("rope_xp in jit", "rope_xp compiled"),
 )
 GPU_RIVALS = (
     *("usual", "torch_compile", "hf_apply", "hf_apply_compiled", "liger", "flash_attn"),
@@ -31,6 +31,8 @@ GPU_RIVALS = (
 ROPE = rope_xp.RoPE(base=BASE, layout="half")
 FIRST, FAR = 5000, 1_000_000
 """Positions of a first token."""
+EPS = 1e-6
+"""Of a norm."""
 
 
 class Case(NamedTuple):
@@ -73,6 +75,7 @@ def contenders_of(target: Target, compile_too: bool = True) -> Contenders:
     else:
         in_place = Contender(lambda _: _in_place, in_place=True, gradient=False, alone=True)
         found = {US: ours, IN_PLACE: in_place, ANGLES: Contender(_given_angles, alone=True)}
+        found[NORMED] = Contender(_normed, gradient=False, normalizes=True)
     rivals = {name: RIVALS[name] for name in GPU_RIVALS}
     if target.library == "torch":
         found |= {COMPILED: ours._replace(make=compiled(ours.make))} | rivals
@@ -98,6 +101,12 @@ def _given_angles(at: Setting) -> Function:
     return lambda arrays, _: angles.apply(*arrays) if arrays[1:] else (angles.rotate(*arrays),)
 
 
+def _normed(at: Setting) -> Function:
+    ones = at.target.backend.xp.ones_like(at.arrays[0][0, 0, 0])
+    norm = rope_xp.QKNorm(ones, ones, eps=EPS)
+    return lambda arrays, positions: ROPE.apply(*arrays, positions, norm=norm)
+
+
 def copies(target: Target, arrays: Arrays) -> Action:
     """Return a copy of arrays into given memory, in jax into new memory."""
     if target.library != "jax":
@@ -116,15 +125,19 @@ def tried(target: Target, made: Contenders) -> tuple[Contenders, Missing]:
     """Return what rotates a few tokens as float64 does, and why the rest is not timed."""
     at = Case(2, 16).put(target)
     host, frequencies = target.fetch(at.positions), ROPE.frequencies(HEAD_DIM)
-    exact = [formulas.rotate_exact(target.fetch(x), host, frequencies, "half") for x in at.arrays]
+    wide = [target.fetch(x).astype(np.float64) for x in at.arrays]
+    turned = [formulas.rotate_exact(x, host, frequencies, "half") for x in wide]
+    factors = [1 / np.sqrt((x**2).mean(-1, keepdims=True) + EPS) for x in wide]
     # Rounding x, cos, sin, two products and their sum to 8 bits: 5 times 2**-8 of the largest pair.
-    bound = 5 * 2.0**-8 * max(np.abs(x).max() for x in exact)
+    bound = 5 * 2.0**-8 * max(np.abs(x).max() for x in turned)
 
     def decline_reason(contender: Contender) -> str | None:
+        pairs = zip(turned, factors, strict=True)
+        exact = [x * factor if contender.normalizes else x for x, factor in pairs]
         own = tuple(map(target.copy, at.arrays))  # as some write over their inputs
-        turned = contender.make(at._replace(arrays=own))(own, at.positions)
+        found = contender.make(at._replace(arrays=own))(own, at.positions)
         with np.errstate(invalid="ignore"):  # NaN is found below
-            hosts = [target.fetch(x).astype(np.float64) for x in turned]
+            hosts = [target.fetch(x).astype(np.float64) for x in found]
         if [x.shape for x in hosts] != [x.shape for x in exact]:
             return f"returns {[x.shape for x in hosts]} for {[x.shape for x in exact]}"
         off = max(np.abs(x - y).max() for x, y in zip(hosts, exact, strict=True))

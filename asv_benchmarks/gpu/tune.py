@@ -39,7 +39,7 @@ SWEEPS = {
 }
 """The default sweep."""
 CASES = {
-    "gpu": [Case(1, 1024), Case(1, 6554), Case(1, 65536, (1,), 64)],
+    "gpu": [Case(256, 1), Case(1, 1024), Case(1, 6554), Case(1, 65536, (1,), 64)],
     "cpu": [Case(1, 16)],
 }
 LIMIT_S = 90

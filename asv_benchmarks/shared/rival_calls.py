@@ -45,6 +45,8 @@ class Contender(NamedTuple):
     gradient: bool = True
     alone: bool = False
     """Whether it takes one array as well as two."""
+    normalizes: bool = False
+    """Whether it applies RMSNorm without weights before it rotates."""
 
 
 def action(name: str, case: Case, layout: Layout) -> Action:

@@ -29,6 +29,8 @@ def test_the_report_has_a_row_for_each_contender_and_names_what_is_missing(
     rows = {(r["direction"], r["contender"], r["case"]): r for r in found["speed"]}
     names = {(FORWARD, "rope_xp in place")} | {(way, n) for n in OURS for way in (FORWARD, BOTH)}
     expected = {(*name, str(case)) for name in names for case in report.CASES["cpu"]}
+    names.add(normed := (FORWARD, "rope_xp with a norm"))
+    expected.add((*normed, "2 x 3"))
     assert set(rows) == expected | {(FORWARD, FLAT_COPY, "2 x 3")}  # of one array it is the copy
     assert len(found["speed"]) == len(rows)  # those of rope_xp alone have made way
     for median, least, most in (row[name] for row in rows.values() for name in ("us", "of_copy")):

@@ -13,12 +13,9 @@ import triton.language as tl
 from rope_xp._core.call import DIGIT, DIGIT_BITS, LIMIT
 from rope_xp._rotation.tables import TOP_DIGIT
 
-from .triton_plan import THREADS
-
 _LIMIT = tl.constexpr(LIMIT)
 _BITS = tl.constexpr(DIGIT_BITS)
 _MASK = tl.constexpr(DIGIT - 1)
-_THREADS = tl.constexpr(THREADS)
 _TOP = tl.constexpr(TOP_DIGIT)
 
 
@@ -39,7 +36,7 @@ def rotate(  # noqa: C901, PLR0912, PLR0915  # most branches are constants of a 
     batched: tl.constexpr, int64_offsets: tl.constexpr,
     unit: tl.constexpr, table_unit: tl.constexpr,
     tile_tokens: tl.constexpr, tile_heads: tl.constexpr,
-    apart: tl.constexpr, paged: tl.constexpr, normalized: tl.constexpr,
+    apart: tl.constexpr, paged: tl.constexpr, normalized: tl.constexpr, wide: tl.constexpr,
 ):  # fmt: skip
     """Rotate tile_tokens of the rows = batch * tokens, in tile_heads heads of q or of k.
 
@@ -126,10 +123,7 @@ def rotate(  # noqa: C901, PLR0912, PLR0915  # most branches are constants of a 
     start = row_start[:, None] + head[None, :] * out_head
     target = out + (start * unit)[:, :, None]
     if q_weight is not None:
-        # Of the tile's shape where a row of them is as wide as the threads, each of which would
-        # take one element, and the compiler that layout for all arithmetic.
-        width: tl.constexpr = triton.next_power_of_2(pairs) * (2 if interleaved_in else 1)
-        shape: tl.constexpr = (tile_tokens, tile_heads, 1) if width >= _THREADS else (1, 1, 1)
+        shape: tl.constexpr = (tile_tokens, tile_heads, 1) if wide else (1, 1, 1)
         pointers = weight + (offset if scales else 0) + tl.zeros(shape, tl.int32)
         w1, w2 = _load_pairs(pointers, True, "", fill, pairs, interleaved_in)
         if scales:

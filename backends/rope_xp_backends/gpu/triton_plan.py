@@ -78,6 +78,9 @@ class KernelVariant(NamedTuple):
     weight_dtype: str
     """Of its weights, if it is not empty."""
     weight_alignment: int
+    wide: bool
+    """Whether weights are as wide as the threads. Each would take one of them, and the compiler
+    that layout for all arithmetic, if they had not the tile's shape."""
 
 
 class AngleLayout(NamedTuple):
@@ -187,6 +190,7 @@ def plan_launch(
         normalized=normalized,
         weight_dtype=weight_dtype,
         weight_alignment=weight_alignment,
+        wide=_next_power_of_two(pairs) << get_interleaved(spec)[0] >= THREADS,
     )
     programs = [-(-x.rows // tile_tokens) * -(-x.heads // tile_heads) for x in operands]
     own = [k.rows, k.lengths[1], programs[0], *_divide(k.angles, table_unit)]
