@@ -59,6 +59,7 @@ def _rotate(
         saved = _save_angles(angle_inputs)
         if saved is None:
             return None
+        user_call = user_call._replace(angle_inputs=saved)
     signed = entry.sign_tensors(arrays, user_call.others, user_call.out or (), saved is not None)
     if signed is None:
         return None
