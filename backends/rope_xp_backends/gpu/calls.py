@@ -6,7 +6,7 @@ path.
 """
 
 from collections.abc import Hashable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from rope_xp._core.call import Call
 from rope_xp._core.path import Path
@@ -16,7 +16,7 @@ from rope_xp._dispatch.choose import choice
 from rope_xp._dispatch.how import ONE, build_call, builders
 from rope_xp.norm import QKNorm, describe_norm, read_norm
 
-Arrays = tuple[Array, ...]
+Arrays: TypeAlias = tuple[Array, ...]
 
 
 class UserCall(NamedTuple):
@@ -51,7 +51,8 @@ def read_call(
     if not _fit_results(outs, slots, arrays):
         return None
     weights: Arrays = ()
-    options = *head, *map(type, head[2:3]), axes, cache_axes, how, choice.name  # True is no offset
+    options = *head, *map(type, head[2:3]), axes, cache_axes, how  # True is no offset
+    options += choice.name, slots is None
     if norm is not None:
         if type(norm) is not QKNorm or norm.round_between:
             return None

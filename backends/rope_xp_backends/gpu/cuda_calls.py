@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from operator import is_
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from rope_xp._core.caches import BoundedCache
 from rope_xp._core.call import Call, TableLookup
@@ -21,7 +21,7 @@ from . import cuda
 from .calls import UserCall, give_results, read_call, run_slowly
 from .cuda_plan import CudaLaunch
 
-Arrays = tuple[Array, ...]
+Arrays: TypeAlias = tuple[Array, ...]
 
 CALLS = BoundedCache(f"{__name__}.CALLS", 512)
 
@@ -75,7 +75,7 @@ def _sign(backend: Backend, user_call: UserCall) -> Hashable | None:
     outs = user_call.out or (None,) * len(arrays)
     in_place = tuple(map(is_, arrays, outs))
     own = [y for y, same in zip(outs, in_place, strict=True) if not (same or y is None)]
-    key = [*user_call.options, in_place, user_call.slots is None, len(own)]
+    key = [*user_call.options, in_place, len(own)]
     kind, device, memories = type(arrays[0]), backend.device(arrays[0]), []
     for x in (*own, *arrays, *user_call.others):
         memory = backend.memory(x) if type(x) is kind and backend.device(x) == device else None

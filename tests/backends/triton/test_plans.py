@@ -142,3 +142,13 @@ def test_calls_like_earlier_ones_are_launched_without_a_plan(compile_by, monkeyp
         rope.apply(q.double(), k.double(), position)
     with pytest.raises(RopeError, match="overlap"):
         rope.apply(q, k, position, out=(memory[:, :, :4], memory[:, :, 2:4]))
+
+
+def test_positions_of_k_are_not_taken_for_slots(compile_by, monkeypatch):
+    """Of one dtype and shape, before results of one shape."""
+    plans = []
+    compile_by(lambda key: lambda *_: plans.append(key[0]))
+    q, k, cache, at = *torch.ones(3, 1, 4, 2, 8), torch.arange(4, dtype=torch.int32)
+    for given in ({"k_positions": at}, {"slots": at}, {"k_positions": at}, {"slots": at}):
+        RoPE().apply(q, k, at, out=(q, cache), **given)
+    assert [bool(variant.slot_dtype) for variant in plans] == [False, True] * 2
