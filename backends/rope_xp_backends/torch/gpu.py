@@ -5,7 +5,7 @@ Nothing is read from the device or waited for, so a CUDA graph can record it all
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import eq
 from typing import Any, TypeAlias
 
@@ -80,10 +80,9 @@ class TritonLaunch:
 
     run: RunKernel
     plan: TritonPlan
-    allocate: Callable[[torch.Tensor], torch.Tensor]
-    """Returns memory for a result."""
     components: bool
     """Whether the kernel reads which position component each frequency takes."""
+    allocate: Callable[[torch.Tensor], torch.Tensor] = allocate_result
 
     def __call__(
         self,
@@ -161,7 +160,7 @@ def prepare_triton_launch(
         planned = _make_plan(out, arrays, op_args, weights, k_args, slots)
     if planned is None or not KERNELS.ready((planned.variant, arrays[0].device.index)):
         return None
-    return _load_launch(planned, arrays, op_args)
+    return replace(_load_launch(planned, arrays, op_args), allocate=find_allocator(arrays))
 
 
 def _find_launches(
@@ -182,8 +181,7 @@ def _load_launch(planned: TritonPlan, arrays: Tensors, op_args: OpArgs) -> Trito
     device = arrays[0].device
     give_up = not private.is_capturing(device)
     kernel = KERNELS.get((planned.variant, device.index), give_up=give_up)
-    allocate = find_allocator(arrays)
-    return TritonLaunch(kernel, planned, allocate, op_args.components is not None)
+    return TritonLaunch(kernel, planned, op_args.components is not None)
 
 
 def _read_dtypes(x: torch.Tensor) -> tuple[torch.dtype, ...]:

@@ -152,3 +152,20 @@ def test_positions_of_k_are_not_taken_for_slots(compile_by, monkeypatch):
     for given in ({"k_positions": at}, {"slots": at}, {"k_positions": at}, {"slots": at}):
         RoPE().apply(q, k, at, out=(q, cache), **given)
     assert [bool(variant.slot_dtype) for variant in plans] == [False, True] * 2
+
+
+def test_calls_allocate_their_results_alone(compile_by, monkeypatch):
+    """Also the first, which is planned, as it may be of the largest arrays."""
+    compile_by(lambda _: lambda *_: None)
+    made, empty_like = [], torch.empty_like
+
+    def watched(x, **options):
+        made.append(options.get("device"))
+        return empty_like(x, **options)
+
+    monkeypatch.setattr(torch, "empty_like", watched)
+    for _ in range(2):
+        RoPE().apply(X, X, torch.arange(5, dtype=torch.int32))
+        assert made.count(None) == 2
+        assert set(made) <= {None, "meta"}
+        made.clear()
