@@ -16,6 +16,7 @@ from rope_xp._core.tables import DigitTables
 from rope_xp._core.typing import Array
 from rope_xp._dispatch import heads
 from rope_xp._dispatch.backend import Backend
+from rope_xp._rotation import portable
 
 from . import cuda
 from .calls import UserCall, give_results, read_call, run_slowly
@@ -112,8 +113,11 @@ def _launch(library: Library, kept: Kept, user_call: UserCall) -> Arrays | None:
 
 def _keep(key: Hashable, call: Call, user_call: UserCall, results: Arrays) -> None:
     """Keep the launches of a call that has run, if they read what its user gave."""
+    first = call.angles[0]
     if len(cuda.split_call(call)) > 1 or heads.differ_by_head(call):
         return
+    if isinstance(first, TableLookup) and not portable.is_read_on_gpu(call, first):
+        return  # nor are its cos and sin computed once more
     copied: list[Array] = []
 
     def note_copy(x: Array) -> Array:
@@ -125,6 +129,5 @@ def _keep(key: Hashable, call: Call, user_call: UserCall, results: Arrays) -> No
     given = *user_call.arrays, *user_call.weights, *user_call.angle_inputs, user_call.slots
     memories = [[x if x is None else call.backend.memory(x) for x in xs] for xs in (read, given)]
     if memories[0] == memories[1] and not copied:
-        first = call.angles[0]
         tables = weakref.ref(first.tables) if isinstance(first, TableLookup) else None
         CALLS.store(key, Kept(steps, tables))

@@ -16,6 +16,7 @@ from rope_xp import RoPE, RopeError
 from rope_xp._core import caches
 from rope_xp._core.caches import TableCache
 from rope_xp._dispatch import backend as dispatch
+from rope_xp._rotation import portable
 
 cupy = pytest.importorskip("cupy")
 
@@ -129,6 +130,16 @@ def test_calls_like_earlier_ones_are_launched_without_a_plan(host, monkeypatch, 
     caches.clear_caches()
     with pytest.raises(pytest.fail.Exception):
         list(call_every_way(on_host, *given))
+
+
+def test_angles_that_no_launch_looks_up_are_computed_once_a_call(host, monkeypatch):
+    """Those of float64, which calls like earlier ones compute again."""
+    computed, x = [], on_host(np.ones((3, 2, 8)))
+    tables = [on_host(t) for t in RoPE().cos_sin(np.arange(3), 8, dtype="float64")]
+    monkeypatch.setattr(portable, "cos_sin", lambda *_: computed.append(1) or tables)
+    for times in (1, 2):
+        RoPE().rotate(x, on_host(np.arange(3)))
+        assert len(computed) == times
 
 
 def test_tables_are_waited_for_once_and_freed_without_a_pool(host, monkeypatch):
