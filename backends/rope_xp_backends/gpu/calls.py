@@ -5,11 +5,14 @@ key of the options here and of what they read of arrays. What may be an error is
 path.
 """
 
+import weakref
 from collections.abc import Hashable
 from typing import Any, NamedTuple, TypeAlias
 
-from rope_xp._core.call import Call
+from rope_xp._core.caches import BoundedCache
+from rope_xp._core.call import AngleSource, Call, TableLookup
 from rope_xp._core.path import Path
+from rope_xp._core.tables import DigitTables
 from rope_xp._core.typing import Array
 from rope_xp._dispatch import choose
 from rope_xp._dispatch.choose import choice
@@ -81,6 +84,21 @@ def run_slowly(
     if slots is not None:
         call = builders["add_slots"](call, slots, cache_axes, out)
     return call, *choose.run_on_path(call)
+
+
+def find_launch(calls: BoundedCache, key: Hashable) -> tuple[Any, DigitTables | None] | None:
+    """Return a launch that was kept, and its tables; None where there is none, or no tables."""
+    kept = calls.get(key)
+    if kept is None or kept[1] is None:
+        return kept  # type: ignore[no-any-return]  # as it was stored
+    tables = kept[1]()
+    return None if tables is None else (kept[0], tables)
+
+
+def keep_launch(calls: BoundedCache, key: Hashable, launch: Any, source: AngleSource) -> None:
+    """Keep a launch, which holds no arrays, and refer weakly to the tables that it reads."""
+    tables = weakref.ref(source.tables) if isinstance(source, TableLookup) else None
+    calls.store(key, (launch, tables))
 
 
 def give_results(results: Arrays, rest: tuple[Any, ...]) -> Any:

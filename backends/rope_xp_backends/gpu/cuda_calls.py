@@ -1,9 +1,5 @@
-"""Launches of the CUDA kernel for calls like earlier ones, whose arrays have other addresses.
+"""Launches of the CUDA kernel for calls like earlier ones, whose arrays have other addresses."""
 
-They hold no arrays, and refer to tables weakly.
-"""
-
-import weakref
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from operator import is_
@@ -19,20 +15,12 @@ from rope_xp._dispatch.backend import Backend
 from rope_xp._rotation import portable
 
 from . import cuda
-from .calls import UserCall, give_results, read_call, run_slowly
+from .calls import UserCall, find_launch, give_results, keep_launch, read_call, run_slowly
 from .cuda_plan import CudaLaunch
 
 Arrays: TypeAlias = tuple[Array, ...]
 
 CALLS = BoundedCache(f"{__name__}.CALLS", 512)
-
-
-class Kept(NamedTuple):
-    """The launches of a call."""
-
-    steps: tuple[CudaLaunch, ...]
-    tables: Callable[[], DigitTables | None] | None
-    """None where cos and sin are given."""
 
 
 class Library(NamedTuple):
@@ -59,14 +47,14 @@ def rotate(
     if user_call is None or key is None:
         return None
     try:
-        kept = CALLS.get(key)
+        kept = find_launch(CALLS, key)
     except TypeError:  # an option without a hash, for which the slow path raises
         return None
-    results = kept and _launch(library, kept, user_call)
-    if results is None:
-        call, path, results = run_slowly(head, rest, angles)
-        if path is not None and path.name == "cuda":
-            _keep(key, call, user_call, results)
+    if kept is not None:
+        return give_results(_launch(library, *kept, user_call), rest)
+    call, path, results = run_slowly(head, rest, angles)
+    if path is not None and path.name == "cuda":
+        _keep(key, call, user_call, results)
     return give_results(results, rest)
 
 
@@ -98,16 +86,18 @@ def _may_overlap(memories: list[Memory], written: list[int]) -> bool:
     )
 
 
-def _launch(library: Library, kept: Kept, user_call: UserCall) -> Arrays | None:
-    tables = kept.tables and kept.tables()
-    if kept.tables is not None and tables is None:
-        return None
+def _launch(
+    library: Library,
+    steps: tuple[CudaLaunch, ...],
+    tables: DigitTables | None,
+    user_call: UserCall,
+) -> Arrays:
     arrays, weights, angles, out, slots, _ = user_call
     given = out or (None,) * len(arrays)
     outs = [library.allocate(x) if y is None else y for x, y in zip(arrays, given, strict=True)]
     digits = cuda.list_tables(tables) if tables else ()
     operands = cuda.Operands(arrays, tuple(outs), angles, weights, slots, digits)
-    library.launch(cuda.place(library.point, kept.steps, operands))
+    library.launch(cuda.place(library.point, steps, operands))
     return operands.outs
 
 
@@ -129,5 +119,4 @@ def _keep(key: Hashable, call: Call, user_call: UserCall, results: Arrays) -> No
     given = *user_call.arrays, *user_call.weights, *user_call.angle_inputs, user_call.slots
     memories = [[x if x is None else call.backend.memory(x) for x in xs] for xs in (read, given)]
     if memories[0] == memories[1] and not copied:
-        tables = weakref.ref(first.tables) if isinstance(first, TableLookup) else None
-        CALLS.store(key, Kept(steps, tables))
+        keep_launch(CALLS, key, steps, first)

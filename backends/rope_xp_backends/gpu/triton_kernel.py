@@ -58,7 +58,7 @@ def rotate(  # noqa: C901, PLR0912, PLR0915  # most branches are constants of a 
     groups: tl.constexpr = q_groups + k_groups if both and not apart else q_groups
     program = tl.program_id(0)
     of_k = program >= (q_programs if apart else 0)
-    # To divide by an argument takes 150 cycles, in which no x is asked for.
+    # By a constant: by an argument takes 35 instructions more before x is asked for.
     group, row_tile = program % groups, program // groups
     if apart:  # noqa: SIM102  # it is a constant, and the condition below is none
         if of_k:

@@ -79,8 +79,8 @@ class KernelVariant(NamedTuple):
     """Of its weights, if it is not empty."""
     weight_alignment: int
     wide: bool
-    """Whether weights are as wide as the threads. Each would take one of them, and the compiler
-    that layout for all arithmetic, if they had not the tile's shape."""
+    """Whether a row has a weight for each thread or more. The compiler would have each thread load
+    one, and use that layout for all arithmetic, if weights had not the tile's shape."""
 
 
 class AngleLayout(NamedTuple):

@@ -1,10 +1,8 @@
 """Launches of Triton's kernel for calls like earlier ones.
 
-A key holds what the native module reads of tensors; without that module all calls are planned. A
-launch holds no tensors, and refers to tables weakly.
+A key holds what the native module reads of tensors; without that module all calls are planned.
 """
 
-import weakref
 from collections.abc import Hashable
 from dataclasses import replace
 from functools import partial
@@ -15,9 +13,17 @@ import torch
 from rope_xp._arguments.table_forms import COLUMN_FORMS, one_per_pair
 from rope_xp._core.caches import BoundedCache
 from rope_xp._core.call import Call, TableLookup
+from rope_xp._core.tables import DigitTables
 from rope_xp._dispatch import heads
 from rope_xp._rotation import portable
-from rope_xp_backends.gpu.calls import UserCall, give_results, read_call, run_slowly
+from rope_xp_backends.gpu.calls import (
+    UserCall,
+    find_launch,
+    give_results,
+    keep_launch,
+    read_call,
+    run_slowly,
+)
 
 from . import entry, gpu, private, recorded
 from .library import Tensors
@@ -25,17 +31,16 @@ from .op_args import build_op_args
 
 _INTEGERS = (torch.int64, torch.int32)
 CALLS = BoundedCache(f"{__name__}.CALLS", 512)
-"""Pairs of a launch and a reference to its tables, None where cos and sin are given."""
 
 
 def rotate_by_rope(*call: Any) -> Any:
     """See :meth:`rope_xp.backend.Backend.rotate_by_rope`."""
-    positions, k_positions = call[3:5]
-    given = tuple([p for p in (positions, k_positions) if p is not None])
-    integral = all(type(p) is torch.Tensor and p.dtype in _INTEGERS for p in given)
-    if not integral or (k_positions is not None and positions is None):
-        return None
-    return _rotate(call[:1], call[1:], (positions, k_positions), given)
+    angles = positions, k_positions = call[3:5]
+    given = angles if k_positions is not None else () if positions is None else angles[:1]
+    for p in given:
+        if type(p) is not torch.Tensor or p.dtype not in _INTEGERS:
+            return None
+    return _rotate(call[:1], call[1:], angles, given)
 
 
 def rotate_by_tables(*call: Any) -> Any:
@@ -66,10 +71,10 @@ def _rotate(
     stream = private.current_stream(device)  # as tables must know streams that read them
     key = signed, *user_call.options, saved is None, stream
     try:
-        cached = CALLS.get(key)
+        kept = find_launch(CALLS, key)
     except TypeError:  # an option without a hash, for which the slow path raises
         return None
-    results = None if cached is None else _launch(cached, user_call)
+    results = None if kept is None else _launch(*kept, user_call)
     if results is None:
         call, path, results = run_slowly(head, rest, angles)
         if path is not None and path.name == "triton":
@@ -88,16 +93,16 @@ def _save_angles(angle_inputs: Tensors) -> Tensors | None:
     return recorded.copy_positions(integers[0]) if integers else angle_inputs
 
 
-def _launch(cached: Any, user_call: UserCall) -> Tensors | None:
-    launch, table_ref = cached
-    arrays, weights, angle_inputs, out, slots, _ = user_call
-    tables = None if table_ref is None else table_ref()
-    if (table_ref is not None and tables is None) or not gpu.is_current(arrays[0]):
+def _launch(
+    launch: gpu.TritonLaunch, tables: DigitTables | None, user_call: UserCall
+) -> Tensors | None:
+    arrays, weights, angle_inputs, given, slots, _ = user_call
+    if not gpu.is_current(arrays[0]):
         return None
-    if out is not None and out[0] is None:
-        out = launch.allocate(arrays[0]), out[1]
-    results: Tensors = launch(arrays, weights, angle_inputs, out, tables, slots)
-    return results
+    out: Any = given
+    if given is not None and given[0] is None:
+        out = launch.allocate(arrays[0]), given[1]
+    return launch(arrays, weights, angle_inputs, out, tables, slots)
 
 
 def _keep_launch(key: Hashable, call: Call, user_call: UserCall, results: Tensors) -> None:
@@ -126,5 +131,4 @@ def _keep_launch(key: Hashable, call: Call, user_call: UserCall, results: Tensor
     more = all_args[1] if own else None, call.slots
     launch = gpu.prepare_triton_launch(results, arrays, all_args[0], user_call.weights, *more)
     if launch is not None:
-        tables = weakref.ref(first.tables) if isinstance(first, TableLookup) else None
-        CALLS.store(key, (launch, tables))
+        keep_launch(CALLS, key, launch, first)
